@@ -1,0 +1,136 @@
+"""Every error the framework raises on purpose, and the one helper that words suggestions.
+
+Knows nothing about torch, environments or configuration. The tree::
+
+    RLightningError
+    ├── ConfigError (ValueError)          a configuration value or key is wrong
+    ├── UnknownNameError (KeyError)       a name is not in a registry or a batch
+    ├── DuplicateNameError (KeyError)     a name is registered twice
+    ├── ContractError (ValueError)        user code broke a documented contract (shape, dtype, type)
+    ├── NonFiniteError (ValueError)       NaN or infinity where learning would be poisoned
+    ├── EnvWorkerError (RuntimeError)     an environment raised, hung or died
+    ├── CheckpointError (RuntimeError)    a checkpoint is missing, damaged or somebody else's
+    ├── RunDirectoryError (RuntimeError)  a run directory exists, or is not one
+    └── StopRequested                     a person or the system asked the run to stop
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ContractError",
+    "DuplicateNameError",
+    "EnvWorkerError",
+    "NonFiniteError",
+    "RLightningError",
+    "RunDirectoryError",
+    "StopRequested",
+    "UnknownNameError",
+    "did_you_mean",
+]
+
+
+class RLightningError(Exception):
+    """Root of all errors of this distribution."""
+
+
+class ConfigError(RLightningError, ValueError):
+    """A configuration value or key is wrong."""
+
+
+class UnknownNameError(RLightningError, KeyError):
+    """A name was looked up where it does not exist.
+
+    Attributes:
+        name: the name asked for.
+        kind: what kind of thing it should have named, for example ``"policy"``.
+        known: the names that exist.
+    """
+
+    def __init__(self, name: str, *, kind: str, known: Iterable[str], hint: str = "") -> None:
+        super().__init__(name)
+        self.name = name
+        self.kind = kind
+        self.known = sorted(known)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.name!r} is not in the {self.kind} registry."
+        text += did_you_mean(self.name, self.known)
+        text += f" Known: {', '.join(self.known) or 'none'}."
+        return f"{text} {self.hint}".rstrip()
+
+
+class DuplicateNameError(RLightningError, KeyError):
+    """A name was registered twice by two different objects."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ContractError(RLightningError, ValueError):
+    """User code broke a documented contract: a wrong type, shape or dtype."""
+
+
+class NonFiniteError(RLightningError, ValueError):
+    """NaN or infinity appeared where it would poison learning.
+
+    Attributes:
+        tensor: what is not finite, for example ``"reward"`` or ``"gradient of actor.0.weight"``.
+        source: where it came from: an environment id and row, or the policy.
+        step: the environment step or update it appeared at, if known.
+        dump: the file the tensor and its batch were saved to, if any.
+    """
+
+    def __init__(
+        self, tensor: str, *, source: str, step: int | None = None, where: str = ""
+    ) -> None:
+        super().__init__(tensor)
+        self.tensor = tensor
+        self.source = source
+        self.step = step
+        self.where = where
+        self.dump: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.tensor} of {self.source} is not finite"
+        if self.step is not None:
+            text += f" at step {self.step}"
+        if self.where:
+            text += f" ({self.where})"
+        text += ". Nothing was learned from it."
+        if self.dump:
+            text += f" The tensor and its batch were saved to {self.dump}."
+        return text
+
+
+class EnvWorkerError(RLightningError, RuntimeError):
+    """An environment raised, missed its deadline or died."""
+
+
+class CheckpointError(RLightningError, RuntimeError):
+    """A checkpoint is missing, damaged, or belongs to another policy."""
+
+
+class RunDirectoryError(RLightningError, RuntimeError):
+    """A run directory exists already, or the given folder is not one."""
+
+
+class StopRequested(RLightningError):  # noqa: N818  # a request, not a fault
+    """Ctrl-C or SIGTERM arrived; the run saves and ends with exit code 0."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the closest known names, or an empty string."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(name.lower(), folded, n=2, cutoff=0.6)
+    if not close:
+        return ""
+    return f" Did you mean {' or '.join(repr(folded[c]) for c in close)}?"

@@ -1,0 +1,112 @@
+"""`EnvRet`: what an environment hands to a policy after a reset or a step."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from rlightning.types.convert import to_device, to_numpy
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["EnvRet", "MultiAgentEnvRet", "Processed_EnvRet_fields"]
+
+Processed_EnvRet_fields = ("next_observation", "reward", "terminated", "truncated", "info")
+"""The names that post-processing gives to the fields of an `EnvRet`, shifted by one step."""
+
+_FIELDS = ("observation", "last_reward", "last_terminated", "last_truncated", "info")
+
+
+@dataclasses.dataclass(eq=False)
+class EnvRet:
+    """The result of the previous action, and the observation to act on now.
+
+    A vectorised environment of N rows puts a leading ``[N]`` axis on every field; an environment
+    with one row has no leading axis. Rows whose episode ended carry the next episode's first
+    observation; the finished episode's own last observation stands in ``info["final_obs"]``
+    (same layout as `observation`) with the row mask ``info["_final_obs"]``.
+
+    Instances compare and hash by identity of the environment they came from, so that they can be
+    dictionary keys whatever their arrays hold.
+    """
+
+    env_id: str
+    """Which environment worker this came from; ends in ``-<worker index>``."""
+    observation: Any
+    """The observation to act on, as the environment's space says."""
+    last_reward: Any = 0.0
+    """Reward of the action before this observation; ``[N]`` float."""
+    last_terminated: Any = False
+    """Whether that action ended the episode inside the task; ``[N]`` bool."""
+    last_truncated: Any = False
+    """Whether the episode was cut from outside (a time limit); ``[N]`` bool."""
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the environment reports beside; ``final_obs``, ``_final_obs``, ``episode_info``."""
+    _extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further fields that travel into the buffer; merged by `to_dict`."""
+    ts_env_sent_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
+    """Monotonic time in nanoseconds at which the environment sent this."""
+
+    def __hash__(self) -> int:
+        return hash(self.env_id)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @classmethod
+    def fields(cls) -> tuple[str, ...]:
+        """Return the names of the data fields, without id, time stamp and extras."""
+        return _FIELDS
+
+    @classmethod
+    def get_defaults(cls) -> dict[str, Any]:
+        """Return the default of each data field that has a plain one."""
+        return {"last_reward": 0.0, "last_terminated": False, "last_truncated": False}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the data fields and the extras as one dictionary.
+
+        Raises:
+            KeyError: an extra has the name of a field.
+        """
+        data = {name: getattr(self, name) for name in _FIELDS}
+        clash = data.keys() & self._extra.keys()
+        if clash:
+            raise KeyError(f"extra fields {sorted(clash)} have the names of EnvRet's own fields")
+        return data | self._extra
+
+    def to(self, device: str | torch.device) -> EnvRet:
+        """Return a copy whose arrays and tensors are tensors on `device`."""
+        return self._map(lambda value: to_device(value, device))
+
+    def cpu(self) -> EnvRet:
+        """Return a copy whose arrays and tensors are CPU tensors."""
+        return self.to("cpu")
+
+    def cuda(self, device: str | torch.device | None = None) -> EnvRet:
+        """Return a copy whose arrays and tensors are tensors on a CUDA device."""
+        return self.to(device or "cuda")
+
+    def numpy(self) -> EnvRet:
+        """Return a copy whose tensors are numpy arrays."""
+        return self._map(to_numpy)
+
+    def _map(self, convert: Any) -> EnvRet:
+        moved = {name: convert(getattr(self, name)) for name in _FIELDS}
+        return dataclasses.replace(self, **moved, _extra=convert(self._extra))
+
+    def mark_env_sent(self) -> EnvRet:
+        """Stamp the moment of sending and return self."""
+        self.ts_env_sent_ns = time.monotonic_ns()
+        return self
+
+    def compute_sent_latency(self, now_ns: int | None = None) -> float:
+        """Return the seconds since `mark_env_sent`, never negative."""
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        return max(0.0, (now_ns - self.ts_env_sent_ns) / 1e9)
+
+
+class MultiAgentEnvRet(EnvRet):
+    """An `EnvRet` whose reward and flags are dictionaries by agent name."""

@@ -1,0 +1,35 @@
+"""The seams between stages, as structural types: who gives weights, who takes them, who saves."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Saveable", "WeightSink", "WeightSource"]
+
+
+class WeightSource(Protocol):
+    """Something that holds published weights; a version is visible only when it is complete."""
+
+    @property
+    def version(self) -> int:
+        """The newest complete version; -1 before the first."""
+
+    def get(self) -> tuple[int, dict[str, Any]]:
+        """Return the newest version and its weights, never half of one."""
+
+
+class WeightSink(Protocol):
+    """Something that weights can be published to."""
+
+    def publish(self, version: int, weights: dict[str, Any]) -> None:
+        """Make `weights` visible as `version`, whole."""
+
+
+class Saveable(Protocol):
+    """Something whose state goes into a checkpoint as plain data and tensors."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""

@@ -1,0 +1,3 @@
+"""Small tools without knowledge of learning."""
+
+__all__: list[str] = []
