@@ -1,0 +1,72 @@
+"""Compose a configuration from a folder of YAML files and command-line overrides, with Hydra.
+
+Everything Hydra's command line accepts works: ``group=option``, ``a.b=c``, ``+new=val``,
+``~key``. A plain ``a.b=c`` also sets documented keys that the files leave out; whether a key
+exists is for the configuration models to say, which suggest the right one.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from rlightning.config.schema import MainConfig
+from rlightning.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["compose", "compose_main"]
+
+
+def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequence[str] = ()) -> Any:
+    """Return the composed OmegaConf configuration.
+
+    Args:
+        config_dir: the folder with ``<config_name>.yaml`` and its groups.
+        config_name: the file's name without ``.yaml``.
+        overrides: Hydra overrides.
+
+    Raises:
+        ConfigError: the folder, the file or an override is wrong.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    folder = pathlib.Path(config_dir).resolve()
+    name = config_name.removesuffix(".yaml")
+    if not (folder / f"{name}.yaml").is_file():
+        present = sorted(path.stem for path in folder.glob("*.yaml"))
+        raise ConfigError(
+            f"there is no {name}.yaml in {folder}.{did_you_mean(name, present)} "
+            f"Found: {', '.join(present) or 'no YAML file'}."
+        )
+    prepared = [_accept_keys_that_files_leave_out(item, folder) for item in overrides]
+    try:
+        with initialize_config_dir(version_base=None, config_dir=str(folder)):
+            return hydra_compose(config_name=name, overrides=prepared)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
+
+
+def compose_main(
+    config_dir: str | pathlib.Path, config_name: str, overrides: Sequence[str] = ()
+) -> MainConfig:
+    """Return the composed and checked configuration of a run; see `compose`."""
+    from omegaconf.errors import OmegaConfBaseException
+
+    composed = compose(config_dir, config_name, overrides)
+    try:
+        return MainConfig.from_omegaconf(composed)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"cannot resolve {config_name}: {error}") from error
+
+
+def _accept_keys_that_files_leave_out(override: str, folder: pathlib.Path) -> str:
+    key = re.match(r"[A-Za-z_][\w.]*(?==)", override)
+    if key is None or (folder / key[0]).is_dir():
+        return override  # a prefixed override, or the choice of a group's option
+    return f"++{override}"

@@ -1,0 +1,321 @@
+"""The sections of a run's configuration, one model each, with a docstring per field."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rlightning.config.base import Config, ExtensibleConfig, StrictConfig
+
+__all__ = [
+    "BufferConfig",
+    "ClusterConfig",
+    "EnvConfig",
+    "LogConfig",
+    "MainConfig",
+    "PolicyConfig",
+    "ResourcePoolConfig",
+    "SamplerConfig",
+    "StorageConfig",
+    "TrainConfig",
+    "WeightBufferConfig",
+]
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class EnvConfig(ExtensibleConfig):
+    """One group of equal environment workers."""
+
+    name: str
+    """What logs call these environments."""
+    backend: str
+    """The environment class: a registered name such as ``gymnasium``, or ``"pkg.module:Name"``."""
+    task: str
+    """What the backend makes, for ``gymnasium`` an environment id."""
+    num_workers: int = Field(default=1, ge=1)
+    """Environment workers; each steps `num_envs` rows."""
+    num_envs: int = Field(default=1, ge=1)
+    """Rows of one vectorised worker; with 1, observations have no leading axis."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Steps after which an episode is truncated; the task's own limit where unset."""
+    num_cpus: int = 1
+    """CPU cores of one worker on a cluster."""
+    num_gpus: float = 0.0
+    """GPUs of one worker on a cluster."""
+    env_kwargs: Config = Field(default_factory=Config)
+    """Keyword arguments of the environment's constructor."""
+    init_params: Config | None = None
+    """Free-form parameters of backends that want them."""
+    policy_setup: str = "widowx"
+    """Robot set-up of manipulation suites."""
+    evaluate_cfg: Config | None = None
+    """Settings of the environment that evaluation replaces and then restores."""
+
+
+class SamplerConfig(StrictConfig):
+    """How a buffer picks rows."""
+
+    type: Literal["all", "batch", "uniform"]
+    """``all`` rows, a ``batch`` without replacement, or ``uniform`` with replacement."""
+
+
+class StorageConfig(StrictConfig):
+    """Where a buffer keeps its rows."""
+
+    mode: Literal["circular", "fixed"] = "circular"
+    """Overwrite the oldest rows when full, or stop accepting."""
+    type: Literal["unified", "sharded"] = "unified"
+    """One storage, or one per buffer worker."""
+    unit: Literal["transition", "episode"] = "transition"
+    """What an index and the buffer's length count."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the rows live."""
+
+    @model_validator(mode="after")
+    def _sharded_storage_is_on_the_cpu(self) -> Self:
+        if self.type == "sharded" and self.device != "cpu":
+            raise ValueError("sharded storage lives on the cpu; set device: cpu")
+        return self
+
+
+class BufferConfig(ExtensibleConfig):
+    """The buffer between environments and learner."""
+
+    type: str
+    """A registered buffer, or ``"pkg.module:Name"``."""
+    capacity: int = Field(ge=1)
+    """Rows (transitions) it holds at most."""
+    sampler: SamplerConfig | None = None
+    """How rows are picked; the buffer's own default where unset."""
+    auto_truncate_episode: bool = False
+    """Push each row of a vectorised environment at its own episode ends."""
+    storage: StorageConfig = Field(default_factory=StorageConfig)
+    """Where rows live."""
+    node_affinity_env: bool = False
+    """On a cluster, keep rows on the node of the environment that made them."""
+    node_affinity_train: bool = False
+    """On a cluster, feed train workers from their own node."""
+
+
+class WeightBufferConfig(StrictConfig):
+    """How weights travel from TRAIN to EVAL workers."""
+
+    type: Literal["WeightBuffer", "CPUWeightBuffer", "ShardedWeightBuffer"] = "WeightBuffer"
+    """The buffer's class."""
+    buffer_strategy: Literal["None", "Double", "Shared", "Sharded"] = "Double"
+    """``None`` applies weights directly; the others keep a published snapshot."""
+
+    @model_validator(mode="after")
+    def _strategy_has_its_class(self) -> Self:
+        needed = {"Shared": "CPUWeightBuffer", "Sharded": "ShardedWeightBuffer"}
+        want = needed.get(self.buffer_strategy)
+        if want and self.type != want:
+            raise ValueError(f"buffer_strategy {self.buffer_strategy} needs type: {want}")
+        return self
+
+
+class PolicyConfig(ExtensibleConfig):
+    """The policy, its network and its optimizer."""
+
+    type: str
+    """A registered policy, or ``"pkg.module:Name"``."""
+    backend: Config | None = None
+    """Free-form settings of a model backend."""
+    train_num_gpus: float = 1.0
+    """GPUs of a train worker in the placement plan of a cluster."""
+    eval_num_gpus: float = 1.0
+    """GPUs of an eval worker in the placement plan of a cluster."""
+    model_cfg: Config | None = None
+    """Free-form settings of the network; read them as ``self.config.model_cfg``."""
+    optim_cfg: Config | None = None
+    """Free-form settings of the optimizer; handed to ``setup_optimizer``."""
+    rollout_mode: Literal["sync", "async"] = "sync"
+    """Whether ``rollout_step`` is a plain function or a coroutine."""
+    router_type: Literal["simple", "node_affinity"] = "simple"
+    """How environments are assigned to eval workers."""
+    weight_buffer: WeightBufferConfig = Field(default_factory=WeightBufferConfig)
+    """How weights reach the eval workers."""
+    policy_kwargs: Config | None = None
+    """Free-form settings of a wrapped algorithm."""
+    train_config: Any = Field(default=None, exclude=True)
+    """The ``train`` section; `launch` puts it here so that policies can read it."""
+
+
+class TrainConfig(ExtensibleConfig):
+    """The training loop."""
+
+    max_epochs: int = Field(ge=0)
+    """Epochs (rollout, update, weight sync) to run in total, resumed ones included."""
+    batch_size: int = Field(default=64, ge=1)
+    """Rows handed to ``update_dataset`` by samplers that pick a batch."""
+    max_rollout_steps: int = -1
+    """Steps of one rollout; -1 rolls out until the buffer is full."""
+    max_eval_rollout_steps: int = -1
+    """Most steps of one evaluation; -1 leaves the limit to `max_rollout_steps`, if set."""
+    lr: float = 3e-4
+    """Learning rate for policies that read it here."""
+    parallel: Literal["ddp"] | None = None
+    """Data parallelism of several train workers."""
+    eval_interval: int = -1
+    """Evaluate every that many epochs; -1 only at the end."""
+    save_interval: int = -1
+    """Save a checkpoint every that many epochs; -1 only at the end."""
+    save_dir: str | None = None
+    """Where checkpoints go; ``<run directory>/checkpoints`` where unset."""
+    seed: int | None = None
+    """Seeds everything; where unset one is drawn, logged and saved."""
+    rollout_epoch: int = Field(default=1, ge=1)
+    """Rollouts per epoch."""
+    reset_each_rollout: bool = False
+    """Reset the environments before each rollout instead of continuing their episodes."""
+    warm_up: bool = False
+    """Run one dummy rollout and update first, then start again; never on resume."""
+    warm_up_rollout_steps: int = Field(default=10, ge=1)
+    """Steps of that dummy rollout."""
+    eval_episodes: int = Field(default=10, ge=1)
+    """Episodes of one evaluation, shared evenly over the evaluation environments."""
+    eval_at_start: bool = False
+    """Evaluate the untrained policy too."""
+    check_finite: bool = True
+    """Stop before an optimizer step on NaN or infinity, and say where it came from."""
+    torch_threads: int | None = Field(default=None, ge=1)
+    """CPU threads of torch; unset leaves torch's choice. One is fastest for small networks."""
+    mini_batch_size: int | None = None
+    """For policies that read it: rows of one gradient step."""
+    micro_batch_size: int | None = None
+    """For policies that read it: rows of one forward pass."""
+    update_epoch: int | None = None
+    """For policies that read it: passes over the data."""
+    ppo_epochs: int | None = None
+    """For PPO policies: passes over the data."""
+    minibatch_size: int | None = None
+    """For PPO policies: rows of one gradient step."""
+    clip_ratio: float | None = None
+    """For PPO policies: how far the probability ratio may move."""
+    entropy_coef: float | None = None
+    """For PPO policies: weight of the entropy bonus."""
+
+    @field_validator(
+        "max_rollout_steps", "max_eval_rollout_steps", "eval_interval", "save_interval"
+    )
+    @classmethod
+    def _minus_one_or_positive(cls, value: int) -> int:
+        if value == 0 or value < -1:
+            raise ValueError(f"found {value}; expected a positive number, or -1 for off")
+        return value
+
+
+class LogConfig(StrictConfig):
+    """Logs, metrics and where the run directory goes."""
+
+    level: str = "DEBUG"
+    """Lowest level that reaches the console: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
+    backend: Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"] = "tensorboard"
+    """Where metrics go beside ``metrics.jsonl`` and ``metrics.csv``."""
+    project: str = "default_project"
+    """First folder below `log_dir`, and the project's name in a metrics service."""
+    name: str = "default_exp"
+    """The run's folder below the project, and its name in a metrics service."""
+    log_dir: str = "./runs"
+    """Where all runs go."""
+    mode: Literal["online", "offline", "shared", "disabled", "cloud", "local"] | None = None
+    """Mode of the metrics service; its own default where unset."""
+
+    @field_validator("level", mode="before")
+    @classmethod
+    def _known_level(cls, value: Any) -> Any:
+        level = {"WARINING": "WARNING"}.get(str(value).upper(), str(value).upper())
+        if level not in LEVELS:
+            raise ValueError(f"found {value!r}; expected one of {', '.join(LEVELS)}")
+        return level
+
+
+class ResourcePoolConfig(ExtensibleConfig):
+    """A named pool of nodes for manual placement; `train`, `eval`, `env`, `buffer` give indices."""
+
+    name: str
+    """The pool's name."""
+    num_node: int
+    """How many nodes it takes."""
+    num_gpus: int | list[int]
+    """GPUs per node."""
+    node_ids: list[str] | None = None
+    """Which nodes, where it matters."""
+
+
+class PlacementConfig(StrictConfig):
+    """How workers are placed on a cluster."""
+
+    mode: Literal["auto", "manual"] = "auto"
+    """Plan automatically, or as `resource_pool` says."""
+    strategy: Literal["default", "disaggregate", "colocate"] = "default"
+    """Leave it to Ray, split train from rollout, or put them together."""
+    env_strategy: Literal["default", "device-colocate"] = "default"
+    """Whether environments share the GPUs of eval workers."""
+
+
+class ClusterConfig(StrictConfig):
+    """The section that moves a run to a Ray cluster; without it everything is local."""
+
+    ray_address: str = "auto"
+    """The cluster to join."""
+    train_worker_num: int = Field(default=1, ge=1)
+    """TRAIN policies."""
+    eval_worker_num: int = Field(default=1, ge=1)
+    """EVAL policies."""
+    train_each_gpu_num: float = 1.0
+    """GPUs of one TRAIN worker."""
+    eval_each_gpu_num: float = 1.0
+    """GPUs of one EVAL worker."""
+    buffer_worker_num: int | Literal["auto"] = 1
+    """Storage workers."""
+    remote_train: bool = True
+    """Whether TRAIN policies are remote."""
+    remote_eval: bool = True
+    """Whether EVAL policies are remote."""
+    remote_storage: bool = True
+    """Whether storages are remote."""
+    remote_env: bool = True
+    """Whether environments are remote."""
+    is_colocated: bool = False
+    """Whether TRAIN and EVAL share GPUs."""
+    enable_offload: bool = False
+    """Whether models leave the GPU between phases."""
+    rollout_env_interaction: Literal["batched", "streaming"] | None = None
+    """How environments and eval workers exchange data."""
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    """Where workers go."""
+    resource_pool: list[ResourcePoolConfig] | None = None
+    """The pools of manual placement."""
+
+
+class MainConfig(StrictConfig):
+    """A whole run."""
+
+    engine: str | None = None
+    """The training loop: ``syncrl`` or another registered engine."""
+    env: list[EnvConfig]
+    """One entry per group of equal workers; a single mapping is a list of one."""
+    buffer: BufferConfig
+    """The buffer."""
+    policy: PolicyConfig
+    """The policy."""
+    train: TrainConfig
+    """The training loop's settings."""
+    cluster: ClusterConfig | None = None
+    """Present: the run is distributed with Ray."""
+    log: LogConfig = Field(default_factory=LogConfig)
+    """Logging."""
+    debug: bool = True
+    """Collect and print a timing table."""
+    verbose: bool = True
+    """Show progress."""
+    imports: list[str] = Field(default_factory=list)
+    """Modules to import first, so that they register their classes."""
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _single_environment_is_a_list(cls, value: Any) -> Any:
+        return value if isinstance(value, list) else [value]
