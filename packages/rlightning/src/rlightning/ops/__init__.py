@@ -1,0 +1,1 @@
+"""Pure tensor functions: returns, losses, normalisation, distributions; each maths once."""
