@@ -90,7 +90,7 @@ class Config(BaseModel):
 
     def to_yaml(self) -> str:
         """Return all keys and values as YAML."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
 
 
 class StrictConfig(Config):

@@ -5,7 +5,7 @@ from rlightning.types.convert import is_tensor, map_leaves, to_device, to_numpy
 from rlightning.types.env_ret import EnvRet, MultiAgentEnvRet, Processed_EnvRet_fields
 from rlightning.types.meta import EnvMeta, PolicyRole
 from rlightning.types.policy_response import MultiAgentPolicyResponse, PolicyResponse
-from rlightning.types.protocols import Saveable, WeightSink, WeightSource
+from rlightning.types.protocols import Saveable, WeightSink, WeightSource, WeightStore
 
 __all__ = [
     "BatchedData",
@@ -19,6 +19,7 @@ __all__ = [
     "Saveable",
     "WeightSink",
     "WeightSource",
+    "WeightStore",
     "is_tensor",
     "map_leaves",
     "to_device",

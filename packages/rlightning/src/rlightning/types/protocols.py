@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Saveable", "WeightSink", "WeightSource"]
+__all__ = ["Saveable", "WeightSink", "WeightSource", "WeightStore"]
 
 
 class WeightSource(Protocol):
@@ -23,6 +23,10 @@ class WeightSink(Protocol):
 
     def publish(self, version: int, weights: dict[str, Any]) -> None:
         """Make `weights` visible as `version`, whole."""
+
+
+class WeightStore(WeightSource, WeightSink, Protocol):
+    """Something that weights are published to and read from."""
 
 
 class Saveable(Protocol):

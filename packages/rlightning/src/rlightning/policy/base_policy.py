@@ -1,0 +1,370 @@
+"""`BasePolicy`: the class that users subclass, once, for acting and for learning.
+
+A TRAIN instance owns the optimizer and updates the network; an EVAL instance acts. This module
+drives the hooks of a subclass in their documented order and carries everything a policy needs
+between the two roles. It knows nothing about environments, buffers or where other workers run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from rlightning.config import Config
+from rlightning.errors import CheckpointError, ContractError
+from rlightning.policy.finite_guard import FiniteGuard
+from rlightning.policy.inference import InferenceModeAwaitable
+from rlightning.policy.state import (
+    EXTRA_STATE,
+    find_modules,
+    find_stateful,
+    load_extra_state,
+    read_extra_state,
+    read_training_state,
+    unwrap,
+    write_training_state,
+)
+from rlightning.types import EnvRet, PolicyResponse, PolicyRole
+from rlightning.utils.tensors import default_device, set_nested_attr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rlightning.config import PolicyConfig, TrainConfig
+    from rlightning.types import EnvMeta
+
+__all__ = ["BasePolicy", "PolicyRole"]
+
+
+class BasePolicy(nn.Module, ABC):
+    """A policy and its learning rule.
+
+    Subclasses implement `construct_network`, `setup_optimizer`, `rollout_step`, `postprocess`,
+    `update_dataset` and `train`; `get_trainable_parameters` and `load_state_dict` have defaults
+    over `model_list`.
+
+    TRAIN order: ``__init__``, `construct_network` (with ``backend="transformers"``), `model_list`
+    found, modules in training mode, wrapped for data parallelism, `setup_optimizer`; then per epoch
+    `update_dataset`, `train`, `get_trainable_parameters`.
+    EVAL order: ``__init__``, `construct_network`, `model_list` found, modules in evaluation mode;
+    then `load_state_dict` per weight sync and `rollout_step` per environment step.
+
+    Args:
+        config: the ``policy`` section; the ``train`` section is ``config.train_config``.
+        role_type: ``"train"`` or ``"eval"``.
+
+    Raises:
+        ValueError: another role.
+    """
+
+    batched_rollout: ClassVar[bool] = False
+    """Whether `rollout_step` takes the rows of all environment workers joined in one `EnvRet`,
+    always with a leading row axis. Otherwise it is called once per worker."""
+
+    class Extras(Config):
+        """Further keys of the ``policy`` section that this class reads, with their defaults."""
+
+    class TrainExtras(Config):
+        """Further keys of the ``train`` section that this class reads, with their defaults."""
+
+    def __init__(self, config: PolicyConfig, role_type: PolicyRole | str) -> None:
+        super().__init__()
+        self.config = config
+        self.role_type = PolicyRole(role_type)
+        self.device: str = default_device()
+        self.model_list: list[tuple[str, nn.Module]] = []
+        self.is_init = False
+        self.rollout_mode = config.rollout_mode
+        self.deterministic = False
+        self.dataset: Any = None
+        self.process_group: Any = None
+        self.world_size = 1
+        self.weights_version = -1
+        self.timing_raw: dict[str, dict[str, float]] = {}
+        self._logged: dict[str, list[float]] = {}
+        self._guard: FiniteGuard | None = None
+        self._weights_lock = threading.Lock()
+
+    # ---- what subclasses implement -------------------------------------------------------------
+
+    @abstractmethod
+    def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
+        """Create the network as attributes of self.
+
+        Args:
+            env_meta: spaces of one environment, and how many rows a worker steps.
+            *args: unused by the framework.
+            **kwargs: ``backend="transformers"`` on TRAIN workers.
+        """
+
+    @abstractmethod
+    def setup_optimizer(self, optim_cfg: Any) -> None:
+        """Create the optimizer; called on TRAIN workers only, after the network exists."""
+
+    @abstractmethod
+    def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
+        """Return the action for `env_ret`, whose observation is a tensor on `self.device`.
+
+        Runs in inference mode. `self.deterministic` is true during evaluation. With
+        ``rollout_mode: async`` it is a coroutine function.
+        """
+
+    @abstractmethod
+    def postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> Any:
+        """Process what the environment and the policy returned; may do nothing."""
+
+    @abstractmethod
+    def update_dataset(self, data: Any) -> None:
+        """Keep the sampled batch for `train`: a TensorDict of flat ``[rows, ...]`` tensors."""
+
+    @abstractmethod
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Update the network from the last dataset; return a dict of metrics, or None."""
+
+    def get_trainable_parameters(self) -> dict[str, Any]:
+        """Return ``{module name: state dict}`` of `model_list`."""
+        return {name: unwrap(module).state_dict() for name, module in self.model_list}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load what `get_trainable_parameters` returned on a TRAIN worker."""
+        for name, module in self.model_list:
+            unwrap(module).load_state_dict(state_dict[name], *args, **kwargs)
+
+    def training_state(self) -> dict[str, Any]:
+        """Return further state that a resumed run needs, as plain data and tensors.
+
+        Optimizers, schedulers, gradient scalers and generators that are attributes are saved
+        already; override for counters and the like.
+        """
+        return {}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore what `training_state` returned."""
+
+    # ---- initialisation ------------------------------------------------------------------------
+
+    def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
+        """Build the network for acting."""
+        del eval_config  # part of the public signature; nothing here depends on it
+        self.construct_network(env_meta=env_meta)  # type: ignore[arg-type]  # None only in tests
+        self._find_model()
+        self.to(self.device)
+        self.eval()
+        self.is_init = True
+
+    def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
+        """Build the network and the optimizer for learning."""
+        self.construct_network(env_meta=env_meta, backend="transformers")  # type: ignore[arg-type]  # as above
+        self._find_model()
+        self.to(self.device)
+        for child in self.children():
+            child.train()
+        self._wrap_for_data_parallelism(train_config.parallel)
+        self.setup_optimizer(self.config.optim_cfg)
+        if train_config.check_finite:
+            self._guard = FiniteGuard(self)
+        self.is_init = True
+
+    def _find_model(self) -> None:
+        """Fill `model_list` with the direct children that train, unless the user already did."""
+        if not self.model_list:
+            self.model_list = find_modules(self)
+            return
+        for name, module in self.model_list:
+            if not isinstance(module, nn.Module):
+                raise ContractError(
+                    f"model_list entry {name!r} is a {type(module).__name__}; expected a "
+                    "torch.nn.Module"
+                )
+
+    def _wrap_for_data_parallelism(self, parallel: str | None) -> None:
+        import torch.distributed as dist
+
+        if self.process_group is not None:
+            self.world_size = dist.get_world_size(self.process_group)
+        if self.process_group is None or (parallel is None and self.world_size == 1):
+            return
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        custom_wrap = getattr(self, "wrap_with_ddp", None)
+        if custom_wrap is not None:
+            custom_wrap(gpu, self.process_group)
+            return
+        for name, module in self.model_list:
+            wrapped = nn.parallel.DistributedDataParallel(
+                module,
+                device_ids=None if gpu is None else [gpu],
+                process_group=self.process_group,
+                find_unused_parameters=True,
+            )
+            set_nested_attr(self, name, wrapped)
+
+    def is_initialized(self) -> bool:
+        """Return whether `init_eval` or `init_train` has run."""
+        return self.is_init
+
+    def eval(self) -> BasePolicy:
+        """Put every module into evaluation mode, without running the user's `train`."""
+        self.training = False
+        for child in self.children():
+            child.eval()
+        return self
+
+    # ---- acting --------------------------------------------------------------------------------
+
+    def _rollout(self, env_ret: EnvRet) -> PolicyResponse:
+        with self._weights_lock, torch.inference_mode():
+            response = self.rollout_step(self._pre_rollout_hook(env_ret))
+        return self._post_rollout_hook(env_ret, response)
+
+    async def _rollout_async(self, env_ret: EnvRet) -> PolicyResponse:
+        coroutine: Any = self.rollout_step(self._pre_rollout_hook(env_ret))
+        response = await InferenceModeAwaitable(coroutine)
+        return self._post_rollout_hook(env_ret, response)
+
+    def _postprocess(self, env_ret: EnvRet, policy_resp: PolicyResponse) -> PolicyResponse:
+        """Run `postprocess`; where it returns nothing, `policy_resp` goes on as it is."""
+        with torch.inference_mode():
+            processed = self.postprocess(env_ret=env_ret, policy_resp=policy_resp)
+        return policy_resp if processed is None else processed
+
+    def _pre_rollout_hook(self, env_ret: EnvRet) -> EnvRet:
+        return env_ret.to(self.device)
+
+    def _post_rollout_hook(self, env_ret: EnvRet, response: Any) -> PolicyResponse:
+        name = f"{type(self).__name__}.rollout_step"
+        if not isinstance(response, PolicyResponse):
+            raise ContractError(
+                f"{name} returned a {type(response).__name__}; expected a PolicyResponse "
+                "(env_id=env_ret.env_id, action=...)"
+            )
+        if response.env_id != env_ret.env_id:
+            raise ContractError(
+                f"{name} answered env_id {response.env_id!r}; expected {env_ret.env_id!r}: "
+                "pass env_id=env_ret.env_id"
+            )
+        if "action" not in response.extras:
+            have = ", ".join(response.extras) or "no field"
+            raise ContractError(f"{name} returned {have}; expected a field `action`")
+        if self.device != "cpu":
+            response.cpu()
+        return response.mark_policy_sent()
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    def _update_dataset(self, data: Any) -> None:
+        if self._guard is not None:
+            self._guard.watch(data)
+        self.update_dataset(data)
+
+    def _train(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        self._logged.clear()
+        result = self.train(*args, **kwargs)
+        if result is not None and not isinstance(result, dict):
+            raise ContractError(
+                f"{type(self).__name__}.train returned a {type(result).__name__}; expected a "
+                "dictionary of metrics, or None"
+            )
+        if self._guard is not None:
+            self._guard.check_parameters()
+        logged = {key: sum(values) / len(values) for key, values in self._logged.items()}
+        return logged | (result or {})
+
+    def log_metric(self, key: str, value: float) -> None:
+        """Report a metric from inside `train`; several values of one epoch are averaged."""
+        self._logged.setdefault(key, []).append(float(value))
+
+    def check_finite(self, name: str, tensor: torch.Tensor) -> None:
+        """Raise `NonFiniteError` naming `name` where `tensor` holds NaN or infinity.
+
+        Call it on a loss before ``backward``. Gradients are checked before every optimizer step
+        anyway. Does nothing with ``train.check_finite: false``.
+        """
+        if self._guard is not None:
+            self._guard.check(name, tensor)
+
+    # ---- weights and checkpoints ---------------------------------------------------------------
+
+    def export_weights(self) -> dict[str, Any]:
+        """Return everything another worker needs to act like this one.
+
+        ``weights`` is the user's own `get_trainable_parameters`; ``extra`` holds every other
+        parameter and buffer of the policy (bare parameters, frozen modules, normalisers).
+        """
+        return {"weights": self.get_trainable_parameters(), "extra": read_extra_state(self)}
+
+    def import_weights(self, version: int, payload: dict[str, Any]) -> None:
+        """Load what `export_weights` returned; waits for a running `rollout_step` to end."""
+        with self._weights_lock, torch.no_grad():
+            self.load_state_dict(payload["weights"])
+            load_extra_state(self, payload["extra"])
+            self.weights_version = version
+
+    def get_param_fingerprint(self) -> dict[str, float]:
+        """Return the L2 norm of every parameter and floating-point buffer, by name."""
+        state = nn.Module.state_dict(self)
+        return {
+            name.replace("module.", ""): float(tensor.double().norm())
+            for name, tensor in state.items()
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        }
+
+    def save_checkpoint(self, path: str) -> None:
+        """Write the weights of `model_list`, and everything else the policy holds, to `path`."""
+        content: dict[str, Any] = {
+            name: unwrap(module).state_dict() for name, module in self.model_list
+        }
+        extra = read_extra_state(self)
+        if extra:
+            content[EXTRA_STATE] = extra
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(content, path)
+
+    def load_checkpoint(self, path: str) -> None:
+        """Load what `save_checkpoint` wrote; executes no code from the file.
+
+        Raises:
+            CheckpointError: the file is of another policy.
+        """
+        content = torch.load(path, map_location=self.device, weights_only=True)
+        expected = {name for name, _ in self.model_list}
+        found = set(content) - {EXTRA_STATE}
+        if found != expected:
+            raise CheckpointError(
+                f"{path} holds the modules {sorted(found)}; {type(self).__name__} has "
+                f"{sorted(expected)}. Is it another policy's checkpoint?"
+            )
+        try:
+            for name, module in self.model_list:
+                unwrap(module).load_state_dict(content[name])
+            load_extra_state(self, content.get(EXTRA_STATE, {}))
+        except (RuntimeError, ContractError) as error:
+            raise CheckpointError(f"{path} does not fit {type(self).__name__}: {error}") from error
+
+    def export_training_state(self) -> dict[str, Any]:
+        """Return optimizers, schedulers, scalers and generators, and `training_state`."""
+        return write_training_state(find_stateful(self), self.training_state())
+
+    def import_training_state(self, state: dict[str, Any]) -> None:
+        """Restore what `export_training_state` returned.
+
+        Raises:
+            CheckpointError: something that the policy has is missing from `state`.
+        """
+        self.load_training_state(read_training_state(find_stateful(self), state))
+
+    @contextlib.contextmanager
+    def acting_deterministically(self, deterministic: bool) -> Iterator[None]:  # noqa: FBT001  # the flag is the point
+        """Set `deterministic` for the duration of the context."""
+        before, self.deterministic = self.deterministic, deterministic
+        try:
+            yield
+        finally:
+            self.deterministic = before

@@ -1,0 +1,95 @@
+"""Stop learning before NaN or infinity reaches the parameters, and say where it came from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlightning.errors import NonFiniteError
+from rlightning.policy.state import find_optimizers
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from torch import nn
+
+__all__ = ["FiniteGuard"]
+
+
+class FiniteGuard:
+    """Checks gradients before every optimizer step, parameters after every update.
+
+    Args:
+        policy: a TRAIN policy whose optimizers are attributes.
+
+    Attributes:
+        dump_dir: where the offending tensor and its batch are saved; nowhere while None.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        self.dump_dir: pathlib.Path | None = None
+        self._policy = policy
+        self._source = type(policy).__name__
+        self._batch: Any = None
+        self._updates = 0
+        self._names = {id(tensor): name for name, tensor in policy.named_parameters()}
+        for optimizer in find_optimizers(policy).values():
+            optimizer.register_step_pre_hook(self._before_step)
+
+    def watch(self, batch: Any) -> None:
+        """Remember the batch that the next gradients come from, and check its floats."""
+        self._batch = batch
+        self._updates += 1
+        for name, tensor in batch.items() if hasattr(batch, "items") else ():
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.check(f"{name} in the batch", tensor)
+
+    def check(self, name: str, tensor: torch.Tensor) -> None:
+        """Raise `NonFiniteError` where `tensor` is not finite everywhere."""
+        if not bool(torch.isfinite(tensor).all()):
+            self._raise(name, tensor)
+
+    def check_parameters(self) -> None:
+        """Raise `NonFiniteError` naming the first parameter that is not finite."""
+        parameters = list(self._policy.named_parameters())
+        if parameters and not bool(_all_finite([tensor for _, tensor in parameters])):
+            for name, tensor in parameters:
+                self.check(f"parameter {name}", tensor.detach())
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [
+            parameter
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if parameters and not bool(_all_finite([p.grad for p in parameters])):
+            for parameter in parameters:
+                name = self._names.get(id(parameter), "a parameter")
+                self.check(f"gradient of {name}", parameter.grad)
+
+    def _raise(self, name: str, tensor: torch.Tensor) -> None:
+        where = f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} numbers"
+        rows = (
+            torch.nonzero(~torch.isfinite(tensor).reshape(tensor.shape[0], -1).all(1))
+            if (tensor.ndim)
+            else torch.zeros(0)
+        )
+        if len(rows):
+            where += f", first at index {int(rows[0])}"
+        error = NonFiniteError(name, source=self._source, step=self._updates, where=where)
+        if self.dump_dir is not None:
+            self.dump_dir.mkdir(parents=True, exist_ok=True)
+            path = self.dump_dir / f"update_{self._updates}.pt"
+            batch = dict(self._batch.items()) if hasattr(self._batch, "items") else self._batch
+            torch.save({"name": name, "tensor": tensor.detach().clone(), "batch": batch}, path)
+            error.dump = str(path)
+        raise error
+
+
+def _all_finite(tensors: list[Any]) -> torch.Tensor:
+    # The norm is finite where every number is, and where their squares overflow the caller looks
+    # closer; one fused pass over all tensors.
+    norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
+    return torch.isfinite(torch.stack(norms)).all()
