@@ -1,0 +1,68 @@
+"""One row of a vector environment: a Gymnasium environment that is reset when its episode ends.
+
+Used by the rows in this process and by the worker processes, so that both behave alike.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium as gym
+
+__all__ = ["Row"]
+
+
+class Row:
+    """An environment, reset in the step that ends its episode.
+
+    Args:
+        env_fn: makes the environment.
+
+    Attributes:
+        env: the environment.
+    """
+
+    __slots__ = ("_base", "_resets", "_resets_expected", "_warned", "env")
+
+    def __init__(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
+        self.env = env_fn()
+        self._base = self.env.unwrapped
+        self._resets = 0
+        self._resets_expected = 0
+        self._warned = False
+        self._count_resets()
+
+    def _count_resets(self) -> None:
+        """Count the resets of the base environment, whoever calls them."""
+        original = self._base.reset
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._resets += 1
+            return original(*args, **kwargs)
+
+        # On the instance, so that a call from inside the environment's own step counts too.
+        self._base.reset = counted  # type: ignore[method-assign]
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset and return the first observation and its info."""
+        result = self.env.reset(seed=seed, options=options)
+        self._resets_expected = self._resets
+        return result
+
+    def restart(self) -> tuple[Any, dict[str, Any]]:
+        """Reset after an episode's end; warn once if the environment had reset itself already."""
+        result = self.env.reset()
+        if self._resets > self._resets_expected + 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._base} resets itself inside step(), and is reset again when its episode "
+                "ends: every second initial state is skipped. Remove the reset from its step().",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        self._resets_expected = self._resets
+        return result
