@@ -1,0 +1,107 @@
+"""A policy and a value function for any supported pair of spaces, in one module."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rlightning.models.encoders import ImageOptions, is_image, make_encoder
+from rlightning.models.heads import ActionDistribution, GaussianHead, make_action_head
+from rlightning.models.mlp import MLP, linear
+
+__all__ = ["ActorCritic", "ActorCriticOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActorCriticOptions:
+    """The shape of the networks."""
+
+    hidden_sizes: Sequence[int] | None = None
+    """Hidden layers behind the encoder; None: (64, 64), or none if there is an image."""
+    activation: str = "tanh"
+    """Of the hidden layers."""
+    shared_encoder: bool | None = None
+    """Whether actor and critic share encoder and hidden layers; None: only if there is an image."""
+    log_std_init: float = 0.0
+    """Initial logarithm of the standard deviation of Box actions."""
+    images: ImageOptions = field(default_factory=ImageOptions)
+    """How image observations are encoded."""
+
+
+class ActorCritic(nn.Module):
+    """Observations to an action distribution and a value.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        options: the shape of the networks.
+
+    Attributes:
+        actor_trunk: encoder and hidden layers of the policy.
+        critic_trunk: those of the critic; None if the two are shared.
+        action_head: features to an ``ActionDistribution``.
+        value_head: features to a value.
+
+    Raises:
+        ConfigError: a space or an activation is not supported.
+    """
+
+    critic_trunk: nn.Sequential | None
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        options: ActorCriticOptions | None = None,
+    ) -> None:
+        super().__init__()
+        options = options or ActorCriticOptions()
+        has_image = _has_image(observation_space, options.images)
+        shared = has_image if options.shared_encoder is None else options.shared_encoder
+        sizes = options.hidden_sizes
+        if sizes is None:
+            sizes = () if has_image else (64, 64)
+
+        def trunk() -> tuple[nn.Sequential, int]:
+            encoder = make_encoder(observation_space, options.images)
+            body = MLP(encoder.out_features, sizes, activation_name=options.activation)
+            return nn.Sequential(encoder, body), body.out_features
+
+        self.actor_trunk, width = trunk()
+        self.critic_trunk = None if shared else trunk()[0]
+        self.action_head = make_action_head(action_space, width, log_std_init=options.log_std_init)
+        self.value_head = linear(width, 1, gain=1.0)
+
+    def forward(self, observation: Any) -> tuple[ActionDistribution, Tensor]:
+        """Compute both outputs.
+
+        Args:
+            observation: a batch, in the form ``encoders`` describes.
+
+        Returns:
+            The distribution over actions, and values [B].
+        """
+        features = self.actor_trunk(observation)
+        critic_features = features if self.critic_trunk is None else self.critic_trunk(observation)
+        return self.action_head(features), self.value_head(critic_features).squeeze(-1)
+
+    def value(self, observation: Any) -> Tensor:
+        """Compute the values of a batch alone, [B]."""
+        trunk = self.critic_trunk if self.critic_trunk is not None else self.actor_trunk
+        value: Tensor = self.value_head(trunk(observation)).squeeze(-1)
+        return value
+
+    def project(self) -> None:
+        """Keep bounded parameters in their bounds; call it after every optimizer step."""
+        if isinstance(self.action_head, GaussianHead):
+            self.action_head.project()
+
+
+def _has_image(space: spaces.Space[Any], images: ImageOptions) -> bool:
+    if isinstance(space, spaces.Dict):
+        return any(_has_image(inner, images) for inner in space.spaces.values())
+    if isinstance(space, spaces.Tuple):
+        return any(_has_image(inner, images) for inner in space.spaces)
+    return is_image(space, images)

@@ -1,0 +1,1 @@
+"""Public import paths of small parts, kept for users' code."""
