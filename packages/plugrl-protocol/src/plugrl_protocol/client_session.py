@@ -1,0 +1,254 @@
+"""The client's half of one connection, without I/O: frames in, frames out.
+
+Everything that changes the state of a client's connection lives in this file, in one table. The
+session knows what it may say next, which envs hold an action, and what the server still remembers
+of their observations. It knows nothing of sockets, threads or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from plugrl_protocol.codec import CLIENT_LIMITS, Decoder, Encoder
+from plugrl_protocol.errors import (
+    CodecError,
+    MalformedMessageError,
+    MisuseError,
+    OutOfTurnError,
+)
+from plugrl_protocol.messages import (
+    FEATURE_REUSE,
+    FEATURE_STEPS,
+    Action,
+    Feedback,
+    Infer,
+    Metadata,
+    Observation,
+    message_type,
+    parse_action,
+    parse_feedback,
+    parse_infer,
+    parse_metadata,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class ClientState(Enum):
+    """Where a client's connection stands."""
+
+    AWAIT_METADATA = "waiting for the server's metadata"
+    READY = "may send an infer"
+    AWAIT_ACTION = "waiting for an action"
+    ACTING = "acting; may send a feedback"
+
+
+_S = ClientState
+# (state, message) -> state. What is not here is not allowed.
+TRANSITIONS: Final[dict[tuple[ClientState, str], ClientState]] = {
+    (_S.AWAIT_METADATA, "metadata"): _S.READY,
+    (_S.READY, "infer"): _S.AWAIT_ACTION,
+    (_S.AWAIT_ACTION, "action"): _S.ACTING,
+    (_S.ACTING, "feedback"): _S.READY,
+}
+_SENT: Final = frozenset(("infer", "feedback"))
+
+
+class ClientSession:
+    """One connection, seen from the client.
+
+    Args:
+        reuse: leave out observation rows that the server already has, when it offers that.
+
+    Attributes:
+        state: where the connection stands.
+        metadata: what the server said first; empty before that.
+    """
+
+    def __init__(self, *, reuse: bool = True) -> None:
+        self.state = ClientState.AWAIT_METADATA
+        self.metadata = Metadata()
+        self._encoder = Encoder(CLIENT_LIMITS)
+        self._decoder = Decoder(CLIENT_LIMITS)
+        self._wants_reuse = reuse
+        self._asked: npt.NDArray[np.int64] | None = None
+        self._holding: set[int] = set()
+        # Per env: the feedback row that the server would reuse. Done rows leave none.
+        self._remembered: dict[int, tuple[Observation, int]] = {}
+
+    @property
+    def holding(self) -> frozenset[int]:
+        """Envs that hold an action and owe a feedback."""
+        return frozenset(self._holding)
+
+    @property
+    def reuses(self) -> bool:
+        """Whether observation rows are left out on this connection."""
+        return self._wants_reuse and FEATURE_REUSE in self.metadata.features
+
+    @property
+    def sends_steps(self) -> bool:
+        """Whether the server reads the env steps of each chunk."""
+        return FEATURE_STEPS in self.metadata.features
+
+    def receive(self, frame: bytes | str) -> Metadata | Action:
+        """Take one frame from the server.
+
+        Args:
+            frame: as it came; a text frame (``str``) is fatal.
+
+        Returns:
+            The message.
+
+        Raises:
+            MalformedMessageError: the frame is no message of the page.
+            OutOfTurnError: it is one, at the wrong moment or for other envs.
+        """
+        if isinstance(frame, str):
+            raise MalformedMessageError(f"the server sent text: {frame[:60]!r}")
+        try:
+            message = self._decoder.decode(frame)
+        except CodecError as error:
+            raise MalformedMessageError(f"the server sent an undecodable frame: {error}") from error
+        kind = message_type(message)
+        target = TRANSITIONS.get((self.state, kind))
+        if target is None or kind in _SENT:
+            raise OutOfTurnError(f"the server sent {kind[:20]!r} while the client is {self._where}")
+        if kind == "metadata":
+            self.metadata = parse_metadata(message)
+            self.state = target
+            return self.metadata
+        action = parse_action(message)
+        if self._asked is None or not np.array_equal(action.env_ids, self._asked):
+            raise OutOfTurnError(
+                f"the action is for envs {action.env_ids.tolist()[:8]}, the infer asked for "
+                f"{[] if self._asked is None else self._asked.tolist()[:8]}"
+            )
+        self._holding.update(action.env_ids.tolist())
+        self.state = target
+        return action
+
+    @property
+    def _where(self) -> str:
+        return self.state.value
+
+    def _may_send(self, kind: str) -> ClientState:
+        target = TRANSITIONS.get((self.state, kind))
+        if target is None:
+            raise MisuseError(f"cannot send {kind!r}: the connection is {self._where}")
+        return target
+
+    def infer(self, request: Infer) -> bytes:
+        """Ask for actions.
+
+        Args:
+            request: whole observations, without ``reuse``; the session decides what to leave out.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            MisuseError: not the moment, or an env that still owes its feedback.
+            MalformedMessageError: a request that the server would refuse.
+        """
+        target = self._may_send("infer")
+        if request.reuse is not None:
+            raise MisuseError("leave reuse=None: the session decides what to leave out")
+        request = parse_infer(request.to_wire())
+        indices = request.env_indices.tolist()
+        owing = sorted(self._holding.intersection(indices))
+        if owing:
+            raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
+        sent = self._leave_out(request, indices) if self.reuses else request
+        frame = self._encoder.encode(sent.to_wire())
+        for index in indices:
+            self._remembered.pop(index, None)
+        self._asked = request.env_indices
+        self.state = target
+        return frame
+
+    def _leave_out(self, request: Infer, indices: list[int]) -> Infer:
+        """Mark the rows that equal what the server remembers, byte for byte."""
+        reuse = np.zeros(len(indices), np.bool_)
+        sources: dict[int, tuple[Observation, list[int], list[int]]] = {}
+        for row, index in enumerate(indices):
+            kept, kept_row = self._remembered.get(index, (None, 0))
+            if kept is not None:
+                _, rows, kept_rows = sources.setdefault(id(kept), (kept, [], []))
+                rows.append(row)
+                kept_rows.append(kept_row)
+        for kept, rows, kept_rows in sources.values():
+            mine = _take(request.observation, rows)
+            reuse[rows] = _equal_rows(mine, _take(kept, kept_rows))
+        if not reuse.any():
+            return request
+        return replace(request, observation=request.observation.rows(~reuse), reuse=reuse)
+
+    def feedback(self, report: Feedback) -> bytes:
+        """Report finished chunks.
+
+        Args:
+            report: rows of envs that hold an action; ``steps`` is left out unless the server
+                listed ``chunk-steps``.
+
+        Returns:
+            The frame to send.
+
+        Raises:
+            MisuseError: not the moment, or an env that holds no action.
+            MalformedMessageError: a report that the server would refuse.
+        """
+        target = self._may_send("feedback")
+        if not self.sends_steps and report.steps is not None:
+            report = replace(report, steps=None)
+        report = parse_feedback(report.to_wire())
+        indices = report.env_indices.tolist()
+        idle = [index for index in indices if index not in self._holding]
+        if idle:
+            raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
+        frame = self._encoder.encode(report.to_wire())
+        self._holding.difference_update(indices)
+        if self.reuses:
+            self._remember(report, indices)
+        self.state = target
+        return frame
+
+    def _remember(self, report: Feedback, indices: list[int]) -> None:
+        # A copy: the caller may fill the same arrays again on its next step.
+        kept = report.observation.rows(np.arange(len(indices)))
+        for row, (index, done) in enumerate(zip(indices, report.done.tolist(), strict=True)):
+            if done:
+                self._remembered.pop(index, None)
+            else:
+                self._remembered[index] = (kept, row)
+
+
+def _take(observation: Observation, rows: list[int]) -> Observation:
+    """Take rows, without a copy when they are all rows in order."""
+    if rows == list(range(len(observation))):
+        return observation
+    return observation.rows(np.asarray(rows))
+
+
+def _equal_rows(one: Observation, other: Observation) -> npt.NDArray[np.bool_]:
+    """Tell which rows are the same bytes, names included: -0.0 is not 0.0, a NaN is itself."""
+    if one.images.keys() != other.images.keys() or one.states.keys() != other.states.keys():
+        return np.zeros(len(one), np.bool_)
+    equal: npt.NDArray[np.bool_] = one.text == other.text
+    pairs = [(array, other.states[name]) for name, array in one.states.items()]
+    pairs += [(array, other.images[name]) for name, array in one.images.items()]
+    for mine, theirs in pairs:
+        if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+            return np.zeros(len(one), np.bool_)
+        if mine.size:
+            equal = equal & (_as_bytes(mine) == _as_bytes(theirs)).all(axis=1)
+    return equal
+
+
+def _as_bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
