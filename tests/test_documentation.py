@@ -59,9 +59,8 @@ def blocks_of(text):
         else:
             above = lines[start[0] - 2] if start[0] > 1 else ""
             comment = re.fullmatch(r"<!-- (file|run|skip): (.+) -->", above.strip())
-            found.append(
-                Block(*start, "\n".join(body) + "\n", *(comment.groups() if comment else ()))
-            )
+            directive = comment.groups() if comment else ()
+            found.append(Block(*start, "\n".join(body) + "\n", *directive))
             start = None
     if start is not None:
         raise PageError(f"line {start[0]}: the block is not closed")
@@ -181,13 +180,13 @@ def test_no_page_names_this_machine():
         ("```yaml\na: [\n```\n", "while parsing"),
         ("```yaml\npolicy: {typo: x}\nenv: {}\n```\n", "typ"),
         ("```python\nx = undefined_name\n```\n", "undefined_name"),
-        ("<!-- skip: needs a robot -->\n```python\nnot python\n```\n", "invalid syntax"),
+        ("<!-- skip: needs a robot -->\n```python\ndef :\n```\n", "invalid syntax"),
     ],
 )
 def test_a_block_that_does_not_hold_is_an_error(text, message, tmp_path):
+    (block,) = blocks_of(text)
     with pytest.raises(Exception, match=message):
-        for block in blocks_of(text):
-            run_block(block, {}, tmp_path, "page")
+        run_block(block, {}, tmp_path, "page")
 
 
 def test_an_open_block_is_an_error():
@@ -204,8 +203,7 @@ def test_a_block_knows_the_comment_above_it_and_can_become_a_file(tmp_path):
 
 
 def test_arguments_of_the_comment_make_a_command_small(tmp_path):
-    text = (
-        "<!-- run: a.b=1 -->\n```console\n$ python -c 'import sys; assert sys.argv[1:]'\nout\n```\n"
-    )
+    command = "python -c 'import sys; assert sys.argv[1:]'"
+    text = f"<!-- run: a.b=1 -->\n```console\n$ {command}\noutput\n```\n"
     (block,) = blocks_of(text)
     run_block(block, {}, tmp_path, "page")
