@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -84,7 +85,10 @@ _NAMESPACES: dict[str, Callable[[str], None]] = {
 
 def _import(module: str, env_id: str, *, extra: str) -> Any:
     try:
-        return importlib.import_module(module)
+        with warnings.catch_warnings():
+            # Nobody here can act on them, and Box2D's crashes the process if it becomes an error.
+            warnings.simplefilter("ignore")
+            return importlib.import_module(module)
     except ModuleNotFoundError as error:
         reason = f"the module {error.name!r} is not installed"
         raise MissingExtraError(env_id, extra=extra, reason=reason) from error

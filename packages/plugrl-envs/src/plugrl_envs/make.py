@@ -144,10 +144,19 @@ def _make_native(
             f"{env_id} registers no native vector environment; use vectorization='sync' or 'async'"
         )
     if "ale_py" in str(spec.vector_entry_point):
-        kwargs.setdefault("autoreset_mode", gym.vector.AutoresetMode.SAME_STEP)
+        _adapt_native_atari(kwargs)
     return gym.make_vec(
         env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **kwargs
     )
+
+
+def _adapt_native_atari(kwargs: dict[str, Any]) -> None:
+    """Translate our options into ALE's: it resets in any mode, and counts frames, not steps."""
+    kwargs.setdefault("autoreset_mode", gym.vector.AutoresetMode.SAME_STEP)
+    kwargs.setdefault("reward_clipping", False)  # statistics must show the game's own score
+    limit = kwargs.pop("max_episode_steps", None)
+    if limit is not None:
+        kwargs["max_num_frames_per_episode"] = limit * kwargs.get("frameskip", 4)
 
 
 def _refuse_wrappers(wrappers: Sequence[Any], env_id: Any) -> None:

@@ -33,7 +33,14 @@ _CONSTANT = (gym.envs.registration.EnvSpec, type, types.ModuleType, logging.Logg
 
 _RENDERING = frozenset({"screen", "screens", "surf", "clock", "viewer", "mujoco_renderer"})
 _CONSTRUCTION = frozenset(
-    {"_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "_cached_spec", "metadata"}
+    {
+        "_saved_kwargs",
+        "_ezpickle_args",
+        "_ezpickle_kwargs",
+        "_cached_spec",
+        "metadata",
+        "_action_set",
+    }
 )
 
 
