@@ -109,7 +109,12 @@ class ExtensibleConfig(Config):
 
 
 def resolve_extras(
-    section: ExtensibleConfig, declared: Iterable[type[Config]], *, path: str, owner: str
+    section: ExtensibleConfig,
+    declared: Iterable[type[Config]],
+    *,
+    path: str,
+    owner: str,
+    refuse_others: bool = True,
 ) -> None:
     """Check `section`'s further keys against what its registered classes declare; fill defaults.
 
@@ -122,6 +127,7 @@ def resolve_extras(
         declared: the ``Extras`` models of the classes that read this section.
         path: where the section stands, for messages, for example ``"train"``.
         owner: who declares, for messages, for example ``"PPOPolicy"``.
+        refuse_others: False only fills defaults, where more classes are to declare later.
 
     Raises:
         ConfigError: a key is declared by nobody, or a value does not fit.
@@ -132,7 +138,8 @@ def resolve_extras(
     for model in declared:
         known |= model.model_fields
     try:
-        _refuse(extra.keys() - known.keys(), known=known, owner=owner)
+        if refuse_others:
+            _refuse(extra.keys() - known.keys(), known=known, owner=owner)
         for model in declared:
             given = {name: section.get(name) for name in model.model_fields if name in section}
             unset = [name for name, value in given.items() if value is None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from rlightning.config.base import Config, ExtensibleConfig, StrictConfig
 
@@ -153,7 +153,7 @@ class TrainConfig(ExtensibleConfig):
     max_rollout_steps: int = -1
     """Steps of one rollout; -1 rolls out until the buffer is full."""
     max_eval_rollout_steps: int = -1
-    """Most steps of one evaluation; -1 leaves the limit to `max_rollout_steps`, if set."""
+    """Most steps of one evaluation; what has not ended by then is reported as unfinished."""
     lr: float = 3e-4
     """Learning rate for policies that read it here."""
     parallel: Literal["ddp"] | None = None
@@ -314,6 +314,21 @@ class MainConfig(StrictConfig):
     """Show progress."""
     imports: list[str] = Field(default_factory=list)
     """Modules to import first, so that they register their classes."""
+    _run: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _policies_read_the_train_section(self) -> Self:
+        self.policy.train_config = self.train
+        return self
+
+    @property
+    def run(self) -> Any:
+        """The `RunContext` of the run that this configures; None before it is opened."""
+        return self._run
+
+    def attach_run(self, context: Any) -> None:
+        """Set `run`."""
+        self._run = context
 
     @field_validator("env", mode="before")
     @classmethod

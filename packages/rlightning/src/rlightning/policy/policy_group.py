@@ -200,7 +200,7 @@ class PolicyGroup:
         for policy, training in zip(self.train_list, state["training"], strict=True):
             policy.import_weights(version, state["weights"])
             policy.import_training_state(training)
-        self.version = version - 1
+        self.version = max(version - 1, self.version)
         self.sync_weights()
 
     def load_weights(self, weights: dict[str, Any]) -> None:

@@ -1,0 +1,195 @@
+"""The composition root: from a configuration to the parts of a run.
+
+A local run and a cluster are built here from the same parts, which cannot tell which they are in.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from rlightning.config import Config, EnvConfig, resolve_extras
+from rlightning.errors import ConfigError
+from rlightning.types import PolicyRole
+from rlightning.utils.registry import BUFFERS, ENGINE, ENVS, POLICIES, WEIGHTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlightning.buffer import DataBuffer
+    from rlightning.config import BufferConfig, ClusterConfig, MainConfig, PolicyConfig
+    from rlightning.engine import BaseEngine
+    from rlightning.env import EnvGroup
+    from rlightning.policy import PolicyGroup
+
+__all__ = [
+    "build_data_buffer",
+    "build_engine",
+    "build_env_group",
+    "build_policy_group",
+    "check_config",
+    "define_env_instance_cfgs",
+]
+
+
+def check_config(config: MainConfig) -> None:
+    """Check every name and key of a run before anything is built; fill declared defaults.
+
+    Raises:
+        UnknownNameError: a policy, environment, buffer or engine does not exist.
+        ConfigError: a key is declared by nobody, or a combination cannot work.
+    """
+    if config.cluster is not None:
+        raise ConfigError(
+            "`cluster:` asks for a distributed run, which this version does not do; leave it out, "
+            "or add ~cluster to the command"
+        )
+    _engine_class(config)
+    for env in config.env:
+        _resolve(env, ENVS.get(env.backend), path="env")
+    _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
+    _resolve(config.policy, POLICIES.get(config.policy.type), path="policy")
+    _resolve_train(config)
+
+
+def build_env_group(
+    env_cfgs: EnvConfig | Sequence[EnvConfig], preprocess_fn: Any = None
+) -> EnvGroup:
+    """Return the group of all environment workers.
+
+    Args:
+        env_cfgs: one entry per kind of worker; `num_workers` of each are made.
+        preprocess_fn: from a `PolicyResponse` to the action its environment takes: one function
+            for all, or a list with one per entry.
+
+    Raises:
+        ValueError: a list of functions has another length than the entries.
+    """
+    from rlightning.env import EnvGroup
+    from rlightning.env.utils.utils import default_env_preprocess_fn
+
+    entries: list[EnvConfig] = [env_cfgs] if isinstance(env_cfgs, EnvConfig) else list(env_cfgs)
+    given = default_env_preprocess_fn if preprocess_fn is None else preprocess_fn
+    functions = list(given) if isinstance(given, (list, tuple)) else [given] * len(entries)
+    if len(functions) != len(entries):
+        raise ConfigError(
+            f"preprocess_fn has {len(functions)} functions for {len(entries)} env entries; give "
+            "one per entry, or one function for all"
+        )
+    workers: list[EnvConfig] = []
+    per_worker: list[Any] = []
+    for entry, function in zip(entries, functions, strict=True):
+        _resolve(entry, ENVS.get(entry.backend), path="env")
+        workers += define_env_instance_cfgs(entry, entry.num_workers)
+        per_worker += [function] * entry.num_workers
+    return EnvGroup(workers, per_worker)
+
+
+def define_env_instance_cfgs(env_cfg: EnvConfig, num_workers: int = 1) -> list[EnvConfig]:
+    """Return `num_workers` independent copies of a worker's configuration."""
+    return [copy.deepcopy(env_cfg) for _ in range(num_workers)]
+
+
+def build_policy_group(
+    policy_cls: str,
+    policy_cfg: PolicyConfig,
+    cluster_cfg: ClusterConfig | None = None,
+    backend: str = "nccl",
+    is_colocated: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+) -> PolicyGroup:
+    """Return the TRAIN and EVAL instances of a policy as one group.
+
+    Args:
+        policy_cls: a registered name, or ``"pkg.module:Name"``.
+        policy_cfg: the ``policy`` section.
+        cluster_cfg: the ``cluster`` section; None for a local run.
+        backend: of collective communication on a cluster; unused in a local run.
+        is_colocated: whether TRAIN and EVAL share a GPU on a cluster; unused in a local run.
+    """
+    from rlightning.policy import PolicyGroup
+
+    del backend, is_colocated
+    if cluster_cfg is not None:
+        raise ConfigError("distributed policies need a cluster, which this version does not do")
+    kind = POLICIES.get(policy_cls)
+    _resolve(policy_cfg, kind, path="policy")
+    if policy_cfg.train_config is not None:
+        resolve_extras(
+            policy_cfg.train_config,
+            [kind.TrainExtras],
+            path="train",
+            owner=kind.__name__,
+            refuse_others=False,
+        )
+    return PolicyGroup(
+        [kind(policy_cfg, PolicyRole.TRAIN)],
+        [kind(policy_cfg, PolicyRole.EVAL)],
+        policy_cfg,
+        weight_buffer=_build_weight_buffer(policy_cfg),
+    )
+
+
+def _build_weight_buffer(policy_cfg: PolicyConfig) -> Any:
+    weights = policy_cfg.weight_buffer
+    if weights.buffer_strategy == "None":
+        return None
+    if weights.type not in WEIGHTS:
+        raise ConfigError(
+            f"weight_buffer.type {weights.type} shares weights between workers of a cluster; a "
+            "local run takes WeightBuffer"
+        )
+    return WEIGHTS.get(weights.type)()
+
+
+def build_data_buffer(
+    buffer_cls: str, buffer_cfg: BufferConfig, *, seed: int | None = None, **stages: Any
+) -> DataBuffer:
+    """Return the buffer.
+
+    Args:
+        buffer_cls: a registered name, or ``"pkg.module:Name"``.
+        buffer_cfg: the ``buffer`` section.
+        seed: seeds the sampler.
+        **stages: functions that replace stages of the pipeline: ``obs_preprocessor``,
+            ``reward_preprocessor``, ``env_ret_preprocess_fn``, ``policy_resp_preprocess_fn``,
+            ``preprocess_fn`` and ``postprocess_fn``.
+    """
+    kind = BUFFERS.get(buffer_cls)
+    _resolve(buffer_cfg, kind, path="buffer")
+    buffer: DataBuffer = kind(buffer_cfg, seed=seed, **stages)
+    return buffer
+
+
+def build_engine(
+    config: MainConfig,
+    env_group: EnvGroup,
+    policy_group: PolicyGroup,
+    buffer: DataBuffer | None = None,
+) -> BaseEngine:
+    """Return the training loop that ``config.engine`` names, ready to run."""
+    kind = _engine_class(config)
+    _resolve_train(config)
+    engine: BaseEngine = kind(config, env_group, policy_group, buffer)
+    return engine
+
+
+def _engine_class(config: MainConfig) -> type[Any]:
+    if config.engine is None:
+        raise ConfigError(f"`engine` is not set; choose one of {', '.join(ENGINE.names())}")
+    return ENGINE.get(config.engine)
+
+
+def _resolve_train(config: MainConfig) -> None:
+    kinds = [POLICIES.get(config.policy.type), _engine_class(config)]
+    resolve_extras(
+        config.train,
+        [getattr(kind, "TrainExtras", Config) for kind in kinds],
+        path="train",
+        owner=" and ".join(f"{kind.__name__}.TrainExtras" for kind in kinds),
+    )
+
+
+def _resolve(section: Any, kind: type[Any], *, path: str) -> None:
+    resolve_extras(
+        section, [getattr(kind, "Extras", Config)], path=path, owner=f"{kind.__name__}.Extras"
+    )

@@ -1,0 +1,277 @@
+"""Checkpoints: written whole or not at all, loaded without executing code.
+
+A checkpoint called ``epoch_3`` is two things in one folder: ``epoch_3.pt``, the policy's own file
+(`BasePolicy.save_checkpoint`, which users override), and the directory ``epoch_3/`` with all that
+a resumed run needs::
+
+    epoch_3/manifest.json   versions, counters, and size and SHA-256 of every file
+    epoch_3/weights.pt      what actors need (`BasePolicy.export_weights`)
+    epoch_3/training.pt     optimizers, generators, counters, environments, buffers
+    epoch_3/config.yaml     the run's configuration
+
+Files are written beside, flushed to disk and renamed into place; the directory's rename is what
+makes a checkpoint exist. Both sides of the product, in one process and behind a WebSocket, use
+this module. It knows nothing about policies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import re
+import shutil
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlightning.errors import CheckpointError
+from rlightning.types import map_leaves
+from rlightning.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable
+
+__all__ = [
+    "Checkpoint",
+    "find_checkpoint",
+    "list_checkpoints",
+    "load_checkpoint",
+    "load_weights",
+    "save_checkpoint",
+]
+
+FORMAT = 1
+_MANIFEST, _WEIGHTS, _TRAINING, _CONFIG = (
+    "manifest.json",
+    "weights.pt",
+    "training.pt",
+    "config.yaml",
+)
+_ARRAY = "__ndarray__"
+_log = get_logger("checkpoint")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint directory holds."""
+
+    policy: str
+    """The policy's class, ``module:Name``."""
+    epoch: int
+    """Epochs completed."""
+    env_steps: int
+    """Environment steps taken."""
+    weights: dict[str, Any]
+    """`BasePolicy.export_weights`."""
+    training: dict[str, Any]
+    """Everything else, by the name of the part that wrote it."""
+    config_yaml: str = ""
+    """The run's configuration."""
+
+
+def save_checkpoint(
+    folder: pathlib.Path,
+    name: str,
+    checkpoint: Checkpoint,
+    *,
+    write_policy_file: Callable[[str], None],
+) -> pathlib.Path:
+    """Write a checkpoint and return its directory.
+
+    A kill at any instant leaves the checkpoints that existed before loadable.
+
+    Args:
+        folder: where checkpoints go.
+        name: for example ``"epoch_3"``.
+        checkpoint: the content.
+        write_policy_file: writes the policy's own file to the path it is given.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _tidy(folder)
+    beside = folder / f".tmp-{name}-{os.getpid()}"
+    beside.mkdir()
+    torch.save(_to_plain(checkpoint.weights), beside / _WEIGHTS)
+    torch.save(_to_plain(checkpoint.training), beside / _TRAINING)
+    (beside / _CONFIG).write_text(checkpoint.config_yaml, encoding="utf-8")
+    files = {path.name: _describe(path) for path in sorted(beside.iterdir())}
+    manifest = {
+        "format": FORMAT,
+        "policy": checkpoint.policy,
+        "epoch": checkpoint.epoch,
+        "env_steps": checkpoint.env_steps,
+        "saved_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": {package: version(package) for package in ("rlightning", "torch", "numpy")},
+        "files": files,
+    }
+    (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    policy_file = beside / "policy.pt"
+    write_policy_file(str(policy_file))
+    for path in beside.iterdir():
+        _flush(path)
+    policy_file.replace(folder / f"{name}.pt")
+    _flush(beside)
+    target = folder / name
+    if target.exists():
+        target.rename(folder / f".old-{name}")
+    beside.rename(target)
+    _flush(folder)
+    shutil.rmtree(folder / f".old-{name}", ignore_errors=True)
+    return target
+
+
+def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the checkpoint directories in `folder` that are whole, the oldest first."""
+    if not folder.is_dir():
+        return []
+    _recover(folder)
+    whole: list[tuple[int, float, pathlib.Path]] = []
+    for path in folder.iterdir():
+        if path.name.startswith(".") or not (path / _MANIFEST).is_file():
+            continue
+        try:
+            manifest = _checked_manifest(path)
+        except CheckpointError as error:
+            _log.warning("%s", error)
+            continue
+        whole.append((int(manifest["epoch"]), path.stat().st_mtime, path))
+    return [path for _, _, path in sorted(whole)]
+
+
+def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
+    """Return the checkpoint directory that `where` means.
+
+    Args:
+        where: a checkpoint directory, its ``.pt`` file, a folder of checkpoints, or a run
+            directory; of several the newest whole one is taken.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if where.suffix == ".pt" and where.with_suffix("").is_dir():
+        where = where.with_suffix("")
+    if (where / _MANIFEST).is_file():
+        _checked_manifest(where)
+        return where
+    found = list_checkpoints(where / "checkpoints") or list_checkpoints(where)
+    if not found:
+        raise CheckpointError(
+            f"there is no whole checkpoint in {where}; give a run directory, or a checkpoint such "
+            "as runs/PROJECT/NAME/checkpoints/epoch_last"
+        )
+    return found[-1]
+
+
+def load_checkpoint(path: pathlib.Path) -> Checkpoint:
+    """Load a checkpoint directory; executes no code from it.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, or holds more than plain data.
+    """
+    manifest = _checked_manifest(path)
+    return Checkpoint(
+        policy=manifest["policy"],
+        epoch=int(manifest["epoch"]),
+        env_steps=int(manifest["env_steps"]),
+        weights=_load(path / _WEIGHTS),
+        training=_load(path / _TRAINING),
+        config_yaml=(path / _CONFIG).read_text(encoding="utf-8"),
+    )
+
+
+def load_weights(path: pathlib.Path) -> dict[str, Any]:
+    """Load only the weights of a checkpoint directory; see `load_checkpoint`."""
+    _checked_manifest(path)
+    weights: dict[str, Any] = _load(path / _WEIGHTS)
+    return weights
+
+
+def _load(path: pathlib.Path) -> Any:
+    try:
+        return _from_plain(torch.load(path, map_location="cpu", weights_only=True))
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{path} cannot be loaded as plain data: {error}") from error
+
+
+def _checked_manifest(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        files = manifest["files"]
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}"
+        )
+    for name, expected in files.items():
+        if not (path / name).is_file() or _describe(path / name) != expected:
+            raise CheckpointError(f"{path} is damaged: {name} is not what its manifest says")
+    return manifest
+
+
+def _describe(path: pathlib.Path) -> dict[str, Any]:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"size_bytes": path.stat().st_size, "sha256": digest}
+
+
+def _flush(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _recover(folder: pathlib.Path) -> None:
+    """Put back a directory whose replacement was killed between two renames."""
+    for old in folder.glob(".old-*"):
+        target = folder / old.name.removeprefix(".old-")
+        if not target.exists():
+            old.rename(target)
+
+
+def _tidy(folder: pathlib.Path) -> None:
+    """Remove what killed saves left behind."""
+    _recover(folder)
+    for left in (*folder.glob(".tmp-*"), *folder.glob(".old-*")):
+        owner = re.fullmatch(r"\.tmp-.*-(\d+)", left.name)
+        if owner is None or int(owner[1]) == os.getpid() or not _is_alive(int(owner[1])):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _to_plain(value: Any) -> Any:
+    """Turn numpy arrays and scalars, which the safe loader refuses, into tensors and numbers."""
+
+    def convert(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            return {_ARRAY: torch.from_numpy(np.ascontiguousarray(leaf))}
+        return leaf.item() if isinstance(leaf, np.generic) else leaf
+
+    return map_leaves(convert, value)
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_ARRAY}:
+            return value[_ARRAY].numpy()
+        return {key: _from_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_from_plain(item) for item in value)
+    return value

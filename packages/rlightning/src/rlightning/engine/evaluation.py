@@ -1,0 +1,147 @@
+"""Measure a policy: whole episodes, in environments of its own, without exploration.
+
+Every row of the evaluation environments plays its own share of the episodes, so that short
+episodes are not counted more often than long ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlightning.types import to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlightning.env import EnvGroup
+    from rlightning.policy import PolicyGroup
+    from rlightning.types import BatchedData, EnvRet
+
+__all__ = ["EpisodeTally", "evaluate_episodes", "summarise"]
+
+LONGEST_EVALUATION_STEPS = 100_000
+"""Steps after which an evaluation ends where the configuration sets no limit."""
+
+
+class EpisodeTally:
+    """Counts the first episodes of every row, up to the row's quota.
+
+    Args:
+        rows: how many environments are stepped at once.
+        episodes: how many episodes to count in all.
+    """
+
+    def __init__(self, rows: int, episodes: int) -> None:
+        share, rest = divmod(episodes, rows)
+        self._quota = np.full(rows, share) + (np.arange(rows) < rest)
+        self._return = np.zeros(rows)
+        self._length = np.zeros(rows, dtype=np.int64)
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+        self.successes: list[float] = []
+
+    @property
+    def unfinished(self) -> int:
+        """How many episodes are still missing."""
+        return int(self._quota.sum())
+
+    def add(self, reward: Any, ended: Any, success: Any = None) -> None:
+        """Count one step of every row.
+
+        Args:
+            reward: ``[rows]``.
+            ended: ``[rows]`` bool, whether the episode ended with this step.
+            success: ``[rows]``, read where an episode ended; None where nothing reports it.
+        """
+        self._return += reward
+        self._length += 1
+        for row in np.flatnonzero(ended):
+            if self._quota[row] > 0:
+                self._quota[row] -= 1
+                self.returns.append(float(self._return[row]))
+                self.lengths.append(int(self._length[row]))
+                if success is not None:
+                    self.successes.append(float(success[row]))
+        self._return[ended] = 0.0
+        self._length[ended] = 0
+
+
+def evaluate_episodes(
+    env_group: EnvGroup,
+    policy_group: PolicyGroup,
+    *,
+    episodes: int,
+    max_steps: int = -1,
+    options: dict[str, Any] | None = None,
+    seed: int | None = None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> EpisodeTally:
+    """Play `episodes` whole episodes without exploration and return their tally.
+
+    Args:
+        env_group: environments used for nothing else.
+        policy_group: acts deterministically and is not changed.
+        episodes: how many, shared evenly over all rows.
+        max_steps: steps per row at most; -1 means `LONGEST_EVALUATION_STEPS`.
+        options: handed to the environments' ``reset``.
+        seed: seeds the environments, so that every evaluation sees the same episodes.
+        check_stop: called every step; may raise.
+    """
+    env_rets, _ = env_group.reset(seed=seed, options=options)
+    tally = EpisodeTally(sum(_rows(env_ret) for env_ret in env_rets.values()), episodes)
+    limit = LONGEST_EVALUATION_STEPS if max_steps == -1 else max_steps
+    for _ in range(limit):
+        if tally.unfinished == 0:
+            break
+        check_stop()
+        responses = policy_group.rollout_batch(env_rets, deterministic=True)
+        env_rets, _ = env_group.step(responses)
+        tally.add(
+            _joined(env_rets, "last_reward"),
+            _joined(env_rets, "last_terminated") | _joined(env_rets, "last_truncated"),
+            _successes(env_rets),
+        )
+    return tally
+
+
+def summarise(tally: EpisodeTally) -> dict[str, float]:
+    """Return the mean, spread and interquartile mean of the episodes, and how many ended."""
+    metrics: dict[str, float] = {
+        "episodes": float(len(tally.returns)),
+        "unfinished": float(tally.unfinished),
+    }
+    if tally.returns:
+        returns = np.sort(np.asarray(tally.returns))
+        quarter = len(returns) // 4
+        metrics |= {
+            "episode_return": float(returns.mean()),
+            "episode_return_std": float(returns.std()),
+            "episode_return_min": float(returns[0]),
+            "episode_return_max": float(returns[-1]),
+            "episode_return_iqm": float(returns[quarter : len(returns) - quarter].mean()),
+            "episode_length": float(np.mean(tally.lengths)),
+        }
+    if tally.successes:
+        metrics["success"] = float(np.mean(tally.successes))
+    return metrics
+
+
+def _rows(env_ret: EnvRet) -> int:
+    return int(np.size(to_numpy(env_ret.last_terminated)))
+
+
+def _joined(env_rets: BatchedData[EnvRet], name: str) -> Any:
+    parts = [np.atleast_1d(to_numpy(getattr(env_ret, name))) for env_ret in env_rets.values()]
+    return np.concatenate(parts)
+
+
+def _successes(env_rets: BatchedData[EnvRet]) -> Any:
+    parts = []
+    for env_ret in env_rets.values():
+        found = env_ret.info.get("success")
+        if found is None:
+            return None
+        parts.append(np.atleast_1d(to_numpy(found)))
+    return np.concatenate(parts)

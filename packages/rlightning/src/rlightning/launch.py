@@ -1,0 +1,152 @@
+"""`launch`: from a command line to a running user function, and the end of a run.
+
+Reads ``--config-name`` and Hydra overrides, opens the run, and calls the function with its
+configuration. Stopping by Ctrl-C or SIGTERM saves and returns normally.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from rlightning.config import MainConfig, compose, compose_main
+from rlightning.errors import ConfigError, RLightningError, StopRequested
+from rlightning.utils.logger import close_logger, get_logger
+from rlightning.utils.registry import load_modules_from_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["add_run_options", "launch", "run_main", "train_main"]
+
+_log = get_logger("launch")
+_EXIT_CODE_OF_A_WRONG_CONFIGURATION = 2
+
+
+def launch(
+    main_func: Callable[[MainConfig], None],
+    config_path: str | pathlib.Path,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Run `main_func` with the configuration that the command line names.
+
+    The command line is ``--config-name NAME [group=option] [a.b=c] [+new=val] [~key]``, further
+    ``--resume [CHECKPOINT]``, ``--overwrite`` and ``--cfg job`` (print the configuration only).
+    A wrong configuration ends the process with exit code 2 and a message.
+
+    Args:
+        main_func: builds and runs the parts; see the tutorial for the usual five lines.
+        config_path: the folder of YAML files; relative to the file of `main_func`.
+        argv: the arguments; by default the process's.
+    """
+    arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+    folder = pathlib.Path(config_path)
+    if not folder.is_absolute():
+        source = sys.modules[main_func.__module__].__file__
+        folder = pathlib.Path(source).resolve().parent / folder if source else folder.resolve()
+    try:
+        if arguments.cfg:
+            from omegaconf import OmegaConf
+
+            composed = compose(folder, arguments.config_name, arguments.overrides)
+            sys.stdout.write(OmegaConf.to_yaml(composed, resolve=True))
+            return
+        config = compose_main(folder, arguments.config_name, arguments.overrides)
+        run_main(main_func, config, resume=arguments.resume, overwrite=arguments.overwrite)
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(_EXIT_CODE_OF_A_WRONG_CONFIGURATION) from error
+
+
+def run_main(
+    main_func: Callable[[MainConfig], None],
+    config: MainConfig,
+    *,
+    resume: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Open the run that `config` describes and call `main_func`; see `launch`.
+
+    Args:
+        main_func: called with `config`.
+        config: the run.
+        resume: a checkpoint, or a folder that holds some, to continue from; an empty string means
+            this run's own folder.
+        overwrite: whether an earlier run in the same folder may be written over.
+    """
+    _apply_environment(config)
+    load_modules_from_config(config)
+    from rlightning.build import check_config
+    from rlightning.checkpoint import find_checkpoint
+    from rlightning.runtime import open_run
+    from rlightning.utils.logger.curve import write_curve
+
+    check_config(config)
+    resume_from = None
+    if resume is not None:
+        own = pathlib.Path(config.log.log_dir) / config.log.project / config.log.name
+        saved = pathlib.Path(config.train.save_dir) if config.train.save_dir else own
+        resume_from = find_checkpoint(pathlib.Path(resume) if resume else saved)
+    context = open_run(config, resume_from=resume_from, overwrite=overwrite)
+    try:
+        with context.stop:
+            main_func(config)
+        curve = write_curve(context.run_dir)
+        if curve is not None:
+            _log.info("learning curve %s", curve)
+    except StopRequested:
+        _log.warning("stopped before training began; nothing to save")
+    except Exception:
+        _log.exception("the run failed; its folder is %s", context.run_dir)
+        raise
+    finally:
+        close_logger()
+
+
+def train_main(config: MainConfig) -> None:
+    """Build the parts of a run and run it: what a user's ``main`` usually is."""
+    from rlightning.build import (
+        build_data_buffer,
+        build_engine,
+        build_env_group,
+        build_policy_group,
+    )
+
+    env_group = build_env_group(config.env)
+    policy_group = build_policy_group(config.policy.type, config.policy, config.cluster)
+    buffer = build_data_buffer(config.buffer.type, config.buffer, seed=config.train.seed)
+    build_engine(config, env_group, policy_group, buffer).run()
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train as a configuration says.")
+    parser.add_argument("--config-name", required=True, help="YAML file below the config folder")
+    add_run_options(parser)
+    return parser.parse_args(argv)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that every command that runs a configuration takes."""
+    parser.add_argument("--cfg", choices=["job"], help="print the configuration and end")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="CHECKPOINT",
+        help="continue from a checkpoint; without a value, this run's newest",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="write over an earlier run")
+    parser.add_argument("overrides", nargs="*", help="group=option, a.b=c, +new=val, ~key")
+
+
+def _apply_environment(config: MainConfig) -> None:
+    """Take RLIGHTNING_DEBUG and RLIGHTNING_VERBOSE as defaults; the configuration wins."""
+    for name in ("debug", "verbose"):
+        value = os.environ.get(f"RLIGHTNING_{name.upper()}")
+        if value is not None and name not in config.model_fields_set:
+            if value not in ("0", "1"):
+                raise RLightningError(f"RLIGHTNING_{name.upper()} is {value!r}; expected 0 or 1")
+            setattr(config, name, value == "1")

@@ -1,0 +1,134 @@
+"""`RunContext`: one run's folder, seed and stop request, opened once and passed along.
+
+The folder holds the resolved configuration with the commit it ran at, logs, metrics and
+checkpoints. Knows nothing about engines, policies or environments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import platform
+import secrets
+import subprocess
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import torch
+import yaml
+
+from rlightning.errors import RunDirectoryError
+from rlightning.runtime.stop_signal import StopSignal
+from rlightning.utils.logger import get_logger, setup_logger
+from rlightning.utils.seeding import seed_everything
+
+if TYPE_CHECKING:
+    from rlightning.config import MainConfig
+
+__all__ = ["RunContext", "open_run"]
+
+_log = get_logger("runtime.run")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """Where a run writes, and what it was started with."""
+
+    run_dir: pathlib.Path
+    """The run's folder."""
+    checkpoint_dir: pathlib.Path
+    """Where checkpoints go."""
+    seed: int
+    """Seeds everything in the run."""
+    resume_from: pathlib.Path | None = None
+    """The checkpoint to continue from."""
+    stop: StopSignal = dataclasses.field(default_factory=StopSignal)
+    """Whether somebody asked the run to stop."""
+
+
+def open_run(
+    config: MainConfig,
+    *,
+    resume_from: pathlib.Path | None = None,
+    overwrite: bool = False,
+) -> RunContext:
+    """Open the run's folder, start its logs, seed everything, and attach it to `config`.
+
+    Args:
+        config: the run; ``config.train.seed`` is drawn where it is unset.
+        resume_from: a checkpoint of this folder to continue from.
+        overwrite: whether an earlier run in the same folder may be written over.
+
+    Raises:
+        RunDirectoryError: the folder holds an earlier run, and neither was asked for.
+    """
+    run_dir = _choose_folder(config, resuming=resume_from is not None, overwrite=overwrite)
+    if config.train.seed is None:
+        config.train.seed = secrets.randbelow(2**31)
+    checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / "checkpoints")
+    config.train.save_dir = str(checkpoint_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    setup_logger(config.log, run_dir=run_dir)
+    if config.train.torch_threads is not None:
+        torch.set_num_threads(config.train.torch_threads)
+    seed_everything(config.train.seed)
+    _write_config(config, run_dir)
+    context = RunContext(
+        run_dir=run_dir,
+        checkpoint_dir=checkpoint_dir,
+        seed=config.train.seed,
+        resume_from=resume_from,
+    )
+    config.attach_run(context)
+    _log.info("run directory %s, seed %d", run_dir, config.train.seed)
+    return context
+
+
+def _choose_folder(config: MainConfig, *, resuming: bool, overwrite: bool) -> pathlib.Path:
+    project = pathlib.Path(config.log.log_dir) / config.log.project
+    run_dir = project / config.log.name
+    if resuming or overwrite or not _holds_a_run(run_dir):
+        return run_dir
+    if "name" not in config.log.model_fields_set:
+        return next(
+            candidate
+            for number in itertools.count(2)
+            if not _holds_a_run(candidate := project / f"{config.log.name}-{number}")
+        )
+    raise RunDirectoryError(
+        f"{run_dir} holds an earlier run, which stays as it is. Continue it with --resume, choose "
+        "another name with log.name=NAME, or write over it with --overwrite"
+    )
+
+
+def _holds_a_run(run_dir: pathlib.Path) -> bool:
+    return (run_dir / "config.yaml").exists() or (run_dir / "metrics.jsonl").exists()
+
+
+def _write_config(config: MainConfig, run_dir: pathlib.Path) -> None:
+    content = config.model_dump(mode="json")
+    header = {
+        "rlightning": version("rlightning"),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "commit": _git_commit(),
+    }
+    text = "".join(f"# {key}: {value}\n" for key, value in header.items())
+    text += yaml.safe_dump(content, sort_keys=False)
+    (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def _git_commit() -> str:
+    """Return the commit of the working directory, with a mark where files differ from it."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "not under git"
+    return described.stdout.strip()

@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM as a request that the training loop reads between steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, Self
+
+from rlightning.errors import StopRequested
+from rlightning.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+__all__ = ["StopSignal"]
+
+_EXIT_CODE_OF_A_SECOND_SIGNAL = 130
+_log = get_logger("runtime.stop")
+
+
+class StopSignal:
+    """A stop request; as a context manager it listens for SIGINT and SIGTERM.
+
+    The first signal asks the run to save and end; a second one ends the process at once.
+    """
+
+    def __init__(self) -> None:
+        self._requested = threading.Event()
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked the run to stop."""
+        return self._requested.is_set()
+
+    def request(self) -> None:
+        """Ask the run to save and end."""
+        self._requested.set()
+
+    def raise_if_requested(self) -> None:
+        """Raise `StopRequested` if somebody asked the run to stop."""
+        if self.requested:
+            raise StopRequested("the run was asked to stop")
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.requested:
+            os._exit(_EXIT_CODE_OF_A_SECOND_SIGNAL)
+        _log.warning(
+            "%s: saving and stopping; a second one stops at once", signal.Signals(number).name
+        )
+        self.request()
