@@ -9,9 +9,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PACKAGES := plugrl-protocol plugrl-envs plugrl-env-client rlightning plugrl-server
 SOURCES := $(PACKAGES:%=packages/%/src)
 TOOLS := hatchling editables pytest pytest-timeout pytest-cov hypothesis psutil ruff mypy import-linter
-# The families that tests and examples run on this machine, and the peers that tests compare with.
-SIMULATORS := './packages/plugrl-envs[box2d,mujoco,atari,minatar]'
-PEERS := stable_baselines3
+# With the simulator families that tests and examples run, and the peer that tests compare with.
+INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
+	-e packages/plugrl-env-client -e packages/rlightning -e packages/plugrl-server stable_baselines3
 
 # Small networks are fastest on one thread, and two runs side by side do not fight for the cores.
 export OMP_NUM_THREADS ?= 1
@@ -25,9 +25,8 @@ $(STAMP): constraints.txt Makefile $(PACKAGES:%=packages/%/pyproject.toml)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; install it, or: make PYTHON=/path/to/python3.11"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11; use: make PYTHON=/path/to/python3.11"; exit 1; }
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	$(PIP) --upgrade pip
 	$(PIP) $(TOOLS)
-	$(PIP) --no-build-isolation $(PACKAGES:%=--editable packages/%) $(SIMULATORS) $(PEERS)
+	$(PIP) --no-build-isolation $(INSTALL)
 	@touch $@
 
 demo: $(STAMP)   ## train CartPole-v1 until it is solved
