@@ -18,6 +18,7 @@ EXACT = {
     "HalfCheetah-v5": {"max_episode_steps": 12},
     "Hopper-v5": {},
     "ALE/Breakout-v5": {"max_episode_steps": 30},
+    "ALE/Pong-v5": {},
     "ALE/Pong-v5 atari": {"wrappers": ("atari",)},
     "MinAtar/Breakout-v1": {},
     "CartPole-v1 wrapped": {

@@ -175,8 +175,7 @@ def _encode_known(value: Any) -> State:
     if module.startswith("mujoco.") and type(value).__name__ == "MjData":
         return {"kind": "mujoco", "value": _get_mujoco(value)}
     if module.startswith("ale_py") and hasattr(value, "cloneState"):
-        state = value.cloneState(include_rng=True).__getstate__()
-        return {"kind": "ale", "value": np.frombuffer(state, dtype=np.uint8).copy()}
+        return {"kind": "ale", "value": _get_ale(value)}
     if module.startswith("minatar."):
         return {"kind": "object", "value": _get_object(value)}
     raise _Uncapturable
@@ -310,9 +309,22 @@ def _new_generator(state: State) -> np.random.Generator:
     return generator
 
 
+def _get_ale(ale: Any) -> np.ndarray[Any, Any]:
+    """Return the emulator's state, and put the emulator itself through a restore.
+
+    The state lacks what the video chip last latched, so that a sprite may be missing from the next
+    frames after a restore. Both the run that goes on and the run that resumes pass through the same
+    restore here, and so see the same frames.
+    """
+    saved = np.frombuffer(ale.cloneState(include_rng=True).__getstate__(), dtype=np.uint8).copy()
+    _set_ale(ale, saved)
+    return saved
+
+
 def _set_ale(ale: Any, saved: np.ndarray[Any, Any]) -> None:
     import ale_py  # whoever holds an ALE interface has it
 
+    ale.reset_game()  # brings what the state lacks to one known value
     state: Any = ale_py.ALEState.__new__(ale_py.ALEState)
     state.__setstate__(saved.tobytes())
     ale.restoreState(state)
