@@ -445,6 +445,7 @@ def test_the_curve_is_drawn_from_every_stream_with_a_return(metrics, tmp_path):
 
 
 def test_there_is_no_curve_before_the_first_episode(metrics, tmp_path):
+    assert write_curve(tmp_path) is None
     metrics.log({"loss": 1.0}, step=1, prefix="train")
     assert write_curve(tmp_path) is None
     assert not (tmp_path / "curve.png").exists()

@@ -33,6 +33,13 @@ def test_a_disabled_display_writes_nothing():
     assert stream.getvalue() == ""
 
 
+def test_a_number_that_does_not_exist_yet_is_not_shown():
+    stream = io.StringIO()
+    with ProgressDisplay(1, stream=stream) as display:
+        display.update(1, {"loss": 0.5, "return": None})
+    assert stream.getvalue() == "epoch 1/1  loss 0.5\n"
+
+
 def test_an_update_after_the_end_is_ignored():
     stream = io.StringIO()
     with ProgressDisplay(1, stream=stream) as display:

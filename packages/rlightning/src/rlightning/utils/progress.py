@@ -80,10 +80,14 @@ class ProgressDisplay:
             self._view.close()
             self._view = None
 
-    def update(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Show that `epoch` (counted from one) is done, with its numbers by name."""
+    def update(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
+        """Show that `epoch` (counted from one) is done, with its numbers by name.
+
+        None is a number that does not exist yet, and is not shown.
+        """
         if self._view is not None:
-            self._view.show(epoch, metrics, last=epoch >= self._total_epochs)
+            known = {name: value for name, value in metrics.items() if value is not None}
+            self._view.show(epoch, known, last=epoch >= self._total_epochs)
 
 
 @final

@@ -20,13 +20,11 @@ def write_curve(run_dir: Path, *, metric: str = "episode_return") -> Path | None
         metric: the name after the prefix.
 
     Returns:
-        The picture's path; None if no stream recorded the metric.
-
-    Raises:
-        FileNotFoundError: there is no `metrics.jsonl`.
+        The picture's path; None if nothing recorded the metric.
     """
     lines: dict[str, tuple[list[int], list[float]]] = {}
-    for row in read_rows(run_dir / "metrics.jsonl"):
+    path = run_dir / "metrics.jsonl"
+    for row in read_rows(path) if path.exists() else []:
         key = f"{row['stream']}/{metric}"
         if key in row:
             steps, values = lines.setdefault(key, ([], []))
@@ -44,6 +42,6 @@ def write_curve(run_dir: Path, *, metric: str = "episode_return") -> Path | None
         axes.plot(steps, values, label=key, marker="." if len(steps) < 30 else "")
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
-    path = run_dir / "curve.png"
-    figure.savefig(path, dpi=120)
-    return path
+    picture = run_dir / "curve.png"
+    figure.savefig(picture, dpi=120)
+    return picture
