@@ -44,6 +44,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_weights",
+    "prune_checkpoints",
     "save_checkpoint",
 ]
 
@@ -166,6 +167,16 @@ def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
             "as runs/PROJECT/NAME/checkpoints/epoch_last"
         )
     return found[-1]
+
+
+def prune_checkpoints(folder: pathlib.Path, *, keep: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints called ``epoch_<n>``; None keeps all."""
+    if keep is None:
+        return
+    numbered = [path for path in list_checkpoints(folder) if re.fullmatch(r"epoch_\d+", path.name)]
+    for path in numbered[:-keep]:
+        path.with_suffix(".pt").unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def load_checkpoint(path: pathlib.Path) -> Checkpoint:

@@ -33,7 +33,7 @@ class DataBuffer(ABC):
 
     Args:
         config: the ``buffer`` section.
-        seed: seeds the sampler.
+        seed: seeds the sampler; by default drawn from numpy's global generator.
     """
 
     default_sampler = "uniform"
@@ -44,6 +44,8 @@ class DataBuffer(ABC):
 
     def __init__(self, config: BufferConfig, *, seed: int | None = None) -> None:
         self.config = config
+        if seed is None:  # the global generator, which the run's seed has seeded
+            seed = int(np.random.randint(2**31))
         kind = config.sampler.type if config.sampler else self.default_sampler
         self.sampler = make_sampler(kind, seed=seed)
         self._segments: dict[str, Segment] = {}
@@ -89,6 +91,15 @@ class DataBuffer(ABC):
 
     def __len__(self) -> int:
         return self.size()
+
+    def can_insert(self, rows: int) -> bool:
+        """Return whether `rows` more transitions may be collected now."""
+        del rows
+        return True
+
+    def can_sample(self, batch_size: int) -> bool:
+        """Return whether a batch of `batch_size` rows may be taken now."""
+        return self.size() >= batch_size
 
     def add_transition(
         self,

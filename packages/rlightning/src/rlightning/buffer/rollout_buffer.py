@@ -63,8 +63,13 @@ class RolloutBuffer(DataBuffer):
     ) -> list[TensorDict]:
         """Return a batch as `DataBuffer.sample` does, and empty the buffer."""
         batches = super().sample(batch_size, shuffle, drop_last)
-        self.clear()
+        self._chunks = []  # unfinished segments stay: another thread may be filling them
+        self._size = 0
         return batches
+
+    def can_insert(self, rows: int) -> bool:
+        """Return whether `rows` more transitions fit without dropping any."""
+        return self._size + rows <= self.config.capacity
 
     def _derive(self, transitions: dict[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         value, later = transitions.get(("value",)), transitions.get(("_next", "value"))

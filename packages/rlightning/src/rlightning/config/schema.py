@@ -166,6 +166,10 @@ class TrainConfig(ExtensibleConfig):
     """Where checkpoints go; ``<run directory>/checkpoints`` where unset."""
     seed: int | None = None
     """Seeds everything; where unset one is drawn, logged and saved."""
+    keep_checkpoints: int | None = Field(default=None, ge=1)
+    """Keep only that many of the newest ``epoch_<n>``; unset keeps all."""
+    save_best: bool = True
+    """Save ``best`` when an evaluation's mean return is the highest so far."""
     rollout_epoch: int = Field(default=1, ge=1)
     """Rollouts per epoch."""
     reset_each_rollout: bool = False

@@ -174,6 +174,10 @@ ENVS = Registry(
 ENGINE = Registry(
     "engine",
     {
+        "asyncrl": "rlightning.engine.async_rl:AsyncRLEngine",
+        "async_rsl": "rlightning.engine.async_rsl_rl:AsyncRSLRLEngine",
+        "eval": "rlightning.engine.evaluation_engine:EvaluationEngine",
+        "rsl": "rlightning.engine.rsl_rl:RSLRLEngine",
         "syncrl": "rlightning.engine.sync_rl:SyncRLEngine",
     },
 )

@@ -1,0 +1,329 @@
+"""`TrainingEngine`: what every training loop shares: its start, evaluation, checkpoints, its end.
+
+A subclass says how rollout and learning alternate (`_run_epochs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlightning.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+)
+from rlightning.engine.base_engine import BaseEngine
+from rlightning.engine.evaluation import evaluate_episodes, summarise
+from rlightning.errors import CheckpointError, ConfigError, NonFiniteError, StopRequested
+from rlightning.types import BatchedData, EnvRet
+from rlightning.utils.logger import get_logger, get_metrics_logger
+from rlightning.utils.seeding import derive_seed, get_rng_state, set_rng_state
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator
+
+    from rlightning.buffer import DataBuffer
+    from rlightning.config import MainConfig
+    from rlightning.env import EnvGroup
+    from rlightning.policy import PolicyGroup
+    from rlightning.types import PolicyResponse
+
+__all__ = ["TrainingEngine"]
+
+_log = get_logger("engine")
+
+
+class TrainingEngine(BaseEngine):
+    """Base of the loops that learn.
+
+    Construction initialises everything: environments (seeded and reset), TRAIN and EVAL policies,
+    buffer, and a first weight sync; with a checkpoint to resume from, all of their state.
+
+    Raises:
+        ConfigError: a rollout does not fit into the buffer.
+        CheckpointError: the checkpoint is another policy's.
+    """
+
+    rollout_prefix = "rollout"
+    train_prefix = "train"
+
+    def __init__(
+        self,
+        config: MainConfig,
+        env_group: EnvGroup,
+        policy_group: PolicyGroup,
+        buffer: DataBuffer | None = None,
+    ) -> None:
+        super().__init__(config, env_group, policy_group, buffer)
+        run = self.run_context
+        self._env_metas = env_group.init(seed=derive_seed(run.seed, "env"))
+        self._rows = sum(meta.num_envs or 1 for meta in self._env_metas)
+        self._steps = self._rollout_steps()
+        policy_group.init_train(config.train, self._env_metas[0])
+        policy_group.init_eval(env_meta=self._env_metas[0])
+        policy_group.set_dump_dir(run.run_dir / "nonfinite")
+        self.buffer.init(self._env_metas, env_group.env_ids)
+        self._env_rets: BatchedData[EnvRet] = env_group.first_env_rets
+        self._eval_group: EnvGroup | None = None
+        self._best_return = -np.inf
+        policy_group.sync_weights()
+        if not policy_group.verify_eval_weight_consistency():
+            raise ConfigError(
+                "after the first weight sync, EVAL and TRAIN policies differ; does "
+                "get_trainable_parameters return what load_state_dict loads?"
+            )
+        if run.resume_from is not None:
+            self._resume(run.resume_from)
+        elif config.train.warm_up:
+            self.warm_up()
+
+    def _rollout_steps(self) -> int:
+        capacity, wanted = self.config.buffer.capacity, self.config.train.max_rollout_steps
+        steps = capacity // self._rows if wanted == -1 else wanted
+        if steps * self._rows > capacity or steps == 0:
+            raise ConfigError(
+                f"a rollout of {steps} steps of {self._rows} environments makes "
+                f"{steps * self._rows} transitions; buffer.capacity is {capacity}. Raise "
+                "buffer.capacity or lower train.max_rollout_steps"
+            )
+        return steps
+
+    # ---- the run -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _run_epochs(self) -> None:
+        """Run the epochs that are left; call `_end_epoch` after each."""
+
+    def run(self) -> None:
+        """Train to ``train.max_epochs``, evaluate, and save ``epoch_last``.
+
+        A stop request ends the loop early, with a checkpoint. So does an error, before it goes on
+        to the caller, unless it says that numbers are not finite: then the last checkpoint stays
+        the newest.
+        """
+        total = self.config.train.max_epochs
+        try:
+            if self.config.train.eval_at_start and self.epoch == 0:
+                self._evaluate_all()
+            self._run_epochs()
+            self._evaluate_all()
+        except StopRequested:
+            _log.warning("stopped after %d of %d epochs", self.epoch, total)
+            self.save("epoch_last")
+        except NonFiniteError:
+            raise
+        except BaseException:
+            self.save("epoch_last")
+            raise
+        else:
+            self.save("epoch_last")
+        finally:
+            self.close()
+        if self.config.debug:
+            self.print_timing_summary()
+
+    def _end_epoch(self, index: int) -> None:
+        """Count epoch `index` as done; save and evaluate where it is time to."""
+        train = self.config.train
+        self.epoch = index + 1
+        if _due(self.epoch, train.save_interval):
+            self.save(f"epoch_{index}")
+            prune_checkpoints(self.run_context.checkpoint_dir, keep=train.keep_checkpoints)
+        if _due(self.epoch, train.eval_interval) and self.epoch < train.max_epochs:
+            self._evaluate_all()
+        if self.config.debug and self.config.verbose:
+            self.log({name: entry["total"] for name, entry in self.timing_raw.items()}, "time_s")
+
+    def act(self, env_rets: BatchedData[EnvRet]) -> BatchedData[PolicyResponse]:
+        """Return the policy's answers, which go to the environments and into the buffer."""
+        return self.policy_group.rollout_batch(env_rets)
+
+    def collect(self, steps: int) -> None:
+        """Take `steps` steps in every environment and store them as one segment."""
+        for step in range(steps + 1):
+            self._check_stop()
+            with self._exclusive():
+                env_rets = self._env_rets
+                responses = self.act(env_rets)
+                last = step == steps
+                self.buffer.add_batched_transition(env_rets, responses, [last] * len(env_rets))
+                if not last:
+                    self._env_rets, _ = self.env_group.step(responses)
+                    self.env_steps += self._rows
+
+    def _check_stop(self) -> None:
+        """Raise `StopRequested` where somebody asked the run to stop."""
+        self.run_context.stop.raise_if_requested()
+
+    def _exclusive(self) -> contextlib.AbstractContextManager[Any]:
+        """Keep rollouts from running meanwhile; there is nothing to keep in one thread."""
+        return contextlib.nullcontext()
+
+    def rollout(self, obs_set: str = "train", prefix: str | None = None) -> None:
+        """Take ``train.max_rollout_steps`` steps in every environment and store them.
+
+        Args:
+            obs_set: handed to ``reset`` as the option ``obj_set`` where a rollout starts with one.
+            prefix: of the metrics.
+        """
+        if self.config.train.reset_each_rollout:
+            self._env_rets, _ = self.env_group.reset(options={"obj_set": obs_set})
+        self.collect(self._steps)
+        self.log(self.env_group.get_env_stats(reset=True), prefix or self.rollout_prefix)
+
+    def update_dataset(self) -> None:
+        """Sample the buffer for the learner."""
+        batch = self.buffer.sample(batch_size=self.config.train.batch_size)
+        self.policy_group.update_dataset(batch)
+
+    def train(self) -> dict[str, float]:
+        """Update the policy and record its metrics."""
+        metrics = self.policy_group.train()
+        self.log(metrics, self.train_prefix)
+        return metrics
+
+    def warm_up(self) -> None:
+        """Run a short rollout and one update, then put everything back as it was."""
+        before = self._training_state()
+        self.collect(min(self._steps, self.config.train.warm_up_rollout_steps))
+        self.policy_group.update_dataset(self.buffer.sample())
+        self.policy_group.train()
+        self.buffer.clear()
+        self.env_group.get_env_stats(reset=True)
+        self._restore(before)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env_group.close()
+        if self._eval_group is not None:
+            self._eval_group.close()
+
+    # ---- evaluation ----------------------------------------------------------------------------
+
+    def _evaluate_all(self) -> None:
+        metrics = self._evaluate("train", "eval")
+        if self.env_group.has_test_set:
+            self._evaluate("test", "eval_ood")
+        score = metrics.get("episode_return", -np.inf)
+        if score > self._best_return:
+            self._best_return = score
+            if self.config.train.save_best:
+                self.save("best")
+
+    def evaluate(self, obs_set: str = "train", prefix: str = "eval") -> dict[str, float]:
+        """Play ``train.eval_episodes`` episodes in environments of their own; return the metrics.
+
+        Neither the training environments nor the policy's statistics are touched, and the random
+        state of training goes on as if nothing had happened.
+        """
+        train, run = self.config.train, self.run_context
+        seed = derive_seed(run.seed, "eval", "env")
+        with self._exclusive(), _random_state_kept():
+            if self._eval_group is None:
+                self._eval_group = self.env_group.for_evaluation()
+                self._eval_group.init(seed=seed)
+            tally = evaluate_episodes(
+                self._eval_group,
+                self.policy_group,
+                episodes=train.eval_episodes,
+                max_steps=train.max_eval_rollout_steps,
+                options={"obj_set": obs_set},
+                seed=seed,
+                check_stop=self._check_stop,
+            )
+        metrics = summarise(tally)
+        self.log(metrics, prefix)
+        return metrics
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def save(self, name: str) -> pathlib.Path:
+        """Write a checkpoint of everything that a resumed run needs; return its directory."""
+        with self._exclusive():
+            checkpoint = Checkpoint(
+                policy=self._policy_name(),
+                epoch=self.epoch,
+                env_steps=self.env_steps,
+                weights=self.policy_group.train_list[0].export_weights(),
+                training=self._training_state(),
+                config_yaml=self.config.to_yaml(),
+            )
+            return save_checkpoint(
+                self.run_context.checkpoint_dir,
+                name,
+                checkpoint,
+                write_policy_file=self.policy_group.save_checkpoint,
+            )
+
+    def _policy_name(self) -> str:
+        kind = type(self.policy_group.train_list[0])
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+    def _training_state(self) -> dict[str, Any]:
+        return {
+            "policy": self.policy_group.export_state(),
+            "buffer": self.buffer.state_dict(),
+            "env": self.env_group.get_state(),
+            "observations": [env_ret.observation for env_ret in self._env_rets.values()],
+            "rng": get_rng_state(),
+            "epoch": self.epoch,
+            "env_steps": self.env_steps,
+            "best_return": float(self._best_return),
+        }
+
+    def _resume(self, path: pathlib.Path) -> None:
+        checkpoint = load_checkpoint(path)
+        if checkpoint.policy != self._policy_name():
+            raise CheckpointError(
+                f"{path} is a checkpoint of {checkpoint.policy}; this run trains "
+                f"{self._policy_name()}"
+            )
+        self._restore(checkpoint.training)
+        get_metrics_logger().resume(env_step=self.env_steps, epoch=self.epoch)
+        _log.info("resumed from %s at epoch %d", path, self.epoch)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.policy_group.import_state(state["policy"])
+        self.buffer.load_state_dict(state["buffer"])
+        self.epoch, self.env_steps = int(state["epoch"]), int(state["env_steps"])
+        self._best_return = float(state["best_return"])
+        if state["env"] is None:
+            seed = derive_seed(self.run_context.seed, "env", "resumed", self.epoch)
+            _log.warning(
+                "these environments cannot be saved mid-episode: new episodes start, seed %d", seed
+            )
+            self._env_rets, _ = self.env_group.reset(seed=seed)
+        else:
+            self.env_group.set_state(state["env"])
+            self._env_rets = self._first_rows(state["observations"])
+        set_rng_state(state["rng"])
+
+    def _first_rows(self, observations: list[Any]) -> BatchedData[EnvRet]:
+        """Return what starts a segment from `observations`; nothing has ended before it."""
+        ids = self.env_group.env_ids
+        rets = []
+        for env_id, meta, observation in zip(ids, self._env_metas, observations, strict=True):
+            shape = () if meta.num_envs in (None, 1) else (meta.num_envs,)
+            no = np.zeros(shape, dtype=bool)
+            reward = np.zeros(shape, dtype=np.float32)
+            rets.append(EnvRet(env_id, observation, reward, no, no.copy()))
+        return BatchedData(ids, rets)
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    before = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)
+
+
+def _due(epoch: int, interval: int) -> bool:
+    return interval > 0 and epoch % interval == 0
