@@ -19,7 +19,13 @@ if TYPE_CHECKING:
     from rlightning.policy import PolicyGroup
     from rlightning.types import BatchedData, EnvRet
 
-__all__ = ["EpisodeTally", "evaluate_episodes", "summarise"]
+__all__ = [
+    "EpisodeTally",
+    "bootstrap_interval",
+    "evaluate_episodes",
+    "interquartile_mean",
+    "summarise",
+]
 
 LONGEST_EVALUATION_STEPS = 100_000
 """Steps after which an evaluation ends where the configuration sets no limit."""
@@ -107,25 +113,55 @@ def evaluate_episodes(
 
 
 def summarise(tally: EpisodeTally) -> dict[str, float]:
-    """Return the mean, spread and interquartile mean of the episodes, and how many ended."""
+    """Return mean, spread and interquartile mean of the episodes, and how many ended.
+
+    The interquartile mean and its percentile-bootstrap 95 % interval follow Agarwal et al. 2021
+    (arXiv:2108.13264).
+    """
     metrics: dict[str, float] = {
         "episodes": float(len(tally.returns)),
         "unfinished": float(tally.unfinished),
     }
     if tally.returns:
-        returns = np.sort(np.asarray(tally.returns))
-        quarter = len(returns) // 4
+        returns = np.asarray(tally.returns)
+        low, high = bootstrap_interval(returns, interquartile_mean)
         metrics |= {
             "episode_return": float(returns.mean()),
             "episode_return_std": float(returns.std()),
-            "episode_return_min": float(returns[0]),
-            "episode_return_max": float(returns[-1]),
-            "episode_return_iqm": float(returns[quarter : len(returns) - quarter].mean()),
+            "episode_return_min": float(returns.min()),
+            "episode_return_max": float(returns.max()),
+            "episode_return_iqm": float(interquartile_mean(returns[None])[0]),
+            "episode_return_iqm_low": low,
+            "episode_return_iqm_high": high,
             "episode_length": float(np.mean(tally.lengths)),
         }
     if tally.successes:
         metrics["success"] = float(np.mean(tally.successes))
     return metrics
+
+
+def interquartile_mean(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the mean of the middle half of each row of ``[B, n]`` samples; ``[B]``."""
+    count = samples.shape[1]
+    cut = count // 4
+    middle = np.sort(samples, axis=1)[:, cut : count - cut]
+    return np.asarray(middle.mean(axis=1))
+
+
+def bootstrap_interval(
+    samples: np.ndarray[Any, Any],
+    statistic: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
+    *,
+    resamples: int = 1000,
+) -> tuple[float, float]:
+    """Return the percentile-bootstrap 95 % interval of `statistic` over ``[n]`` samples.
+
+    Resampling is seeded, so that the same samples give the same interval.
+    """
+    generator = np.random.default_rng(0)
+    drawn = samples[generator.integers(len(samples), size=(resamples, len(samples)))]
+    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
+    return float(low), float(high)
 
 
 def _rows(env_ret: EnvRet) -> int:
