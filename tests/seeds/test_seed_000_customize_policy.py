@@ -13,20 +13,20 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from rlightning.utils.builders import (
-    build_data_buffer,
-    build_engine,
-    build_env_group,
-    build_policy_group,
-)
-from rlightning.utils.launch import launch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP  # noqa: N817  # as the guide has it
 
 from rlightning.models.vision import NatureCNN
 from rlightning.policy import BasePolicy
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+from rlightning.utils.builders import (
+    build_data_buffer,
+    build_engine,
+    build_env_group,
+    build_policy_group,
+)
 from rlightning.utils.config import Config, MainConfig, PolicyConfig
+from rlightning.utils.launch import launch
 from rlightning.utils.registry import POLICIES
 
 CALLS = []

@@ -17,13 +17,13 @@ class Clock:
 
 def test_lines_come_at_most_every_interval_and_always_for_the_last_epoch():
     clock, stream = Clock(), io.StringIO()
-    with ProgressDisplay(10, stream=stream, min_interval_s=3.0, clock=clock) as display:
-        for epoch in range(1, 11):
+    with ProgressDisplay(9, stream=stream, min_interval_s=3.0, clock=clock) as display:
+        for epoch in range(1, 10):
             display.update(epoch, {"return": 20.0 * epoch, "env_step": 1000 * epoch})
             clock.now_s += 1.0
     shown = [line.split()[1] for line in stream.getvalue().splitlines()]
-    assert shown == ["1/10", "4/10", "7/10", "10/10"]
-    assert stream.getvalue().splitlines()[-1] == "epoch 10/10  return 200  env_step 10,000"
+    assert shown == ["1/9", "4/9", "7/9", "9/9"]
+    assert stream.getvalue().splitlines()[-1] == "epoch 9/9  return 180  env_step 9,000"
 
 
 def test_a_disabled_display_writes_nothing():
