@@ -179,9 +179,8 @@ class Chunk:
     @property
     def over(self) -> bool:
         """Whether a feedback is due."""
-        if BUG == "not-flushed-on-done" and self.done:
-            return False
-        return self.actions is not None and (self.done or self.used == len(self.actions))
+        flush = self.done and BUG != "not-flushed-on-done"
+        return self.actions is not None and (flush or self.used == len(self.actions))
 
 
 @dataclass

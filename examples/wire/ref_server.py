@@ -382,7 +382,9 @@ class Server:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.rounds = self.steps = self.episodes = self.nonfinite = 0
-        self.stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.stop: asyncio.Future[str] = loop.create_future()
+        self.port: asyncio.Future[int] = loop.create_future()  # known once listening
         self.shared = Session(options)
 
     def finish(self, reason: str) -> None:
@@ -435,7 +437,7 @@ class Server:
             await ws.send(session.metadata())
         if BUG == "metadata-twice":
             await ws.send(session.metadata())
-        while True:
+        while not self.stop.done():
             deadline = self.options.feedback_timeout if session.turn == "feedback" else None
             frame = await asyncio.wait_for(ws.recv(), deadline)
             if BUG == "text-ignored" and isinstance(frame, str):
@@ -445,7 +447,8 @@ class Server:
                 reply = session.infer(message)
                 if BUG == "ping-blocked":
                     time.sleep(max(self.options.infer_seconds, 1.0))
-                await asyncio.sleep(self.options.infer_seconds)
+                else:
+                    await asyncio.sleep(self.options.infer_seconds)
                 await ws.send(reply)
                 continue
             steps, episodes = session.feedback(message)
@@ -458,6 +461,7 @@ class Server:
                 o.max_steps and self.steps >= o.max_steps
             ):
                 self.finish("server-stop" if BUG == "stop-reason" else "plugrl-server-stop")
+        await ws.wait_closed()  # run() says why
 
     async def run(self) -> None:
         """Listen, wait for the end, tell every client why."""
@@ -476,6 +480,7 @@ class Server:
         )
         host, port = server.sockets[0].getsockname()[:2]
         log(f"listening on {host}:{port}")
+        self.port.set_result(port)
         reason = await self.stop
         await asyncio.gather(*(ws.close(1001, reason) for ws in server.connections))
         server.close()
