@@ -16,8 +16,9 @@ Knows nothing about torch, environments or configuration. The tree::
 
 from __future__ import annotations
 
+import copyreg
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,7 +39,11 @@ __all__ = [
 
 
 class RLightningError(Exception):
-    """Root of all errors of this distribution."""
+    """Root of all errors of this distribution; passes between processes with all its data."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The inherited way calls the class with `args` alone, which lacks keyword-only parameters.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]  # missing in typeshed
 
 
 class ConfigError(RLightningError, ValueError):
@@ -50,7 +55,7 @@ class UnknownNameError(RLightningError, KeyError):
 
     Attributes:
         name: the name asked for.
-        kind: what kind of thing it should have named, for example ``"policy"``.
+        kind: where it was looked for, for example ``"policy registry"``.
         known: the names that exist.
     """
 
@@ -62,7 +67,7 @@ class UnknownNameError(RLightningError, KeyError):
         self.hint = hint
 
     def __str__(self) -> str:
-        text = f"{self.name!r} is not in the {self.kind} registry."
+        text = f"{self.name!r} is not in the {self.kind}."
         text += did_you_mean(self.name, self.known)
         text += f" Known: {', '.join(self.known) or 'none'}."
         return f"{text} {self.hint}".rstrip()

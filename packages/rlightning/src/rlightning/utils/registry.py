@@ -95,7 +95,7 @@ class Registry:
             return self.module_dict.setdefault(key, points[key].load())
         raise UnknownNameError(
             key,
-            kind=self.name,
+            kind=f"{self.name} registry",
             known=self.names(),
             hint="A class of your own is found by listing its module under `imports:`, "
             'or as "pkg.module:Name".',
