@@ -21,7 +21,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path
-    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md", "examples/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md")
     for path in ROOT.glob(pattern)
 )
 PROSE = {"text", "mermaid"}
@@ -84,6 +84,7 @@ def make_targets():
 def run_command(words, extra, folder):
     """Run one command of a page, or check that what it mentions exists."""
     program, *arguments = words
+    arguments = [str(ROOT / word) if (ROOT / word).is_file() else word for word in arguments]
     if program in MENTIONED:
         return
     if program == "make":
