@@ -8,7 +8,8 @@ may declare keys of its own. Knows nothing about torch.
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING, Any, Self
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -31,6 +32,9 @@ class Config(BaseModel):
         extra = self.__pydantic_extra__ or {}
         for key, value in extra.items():
             if isinstance(value, dict):
+                odd = [name for name in value if not isinstance(name, str)]
+                if odd:
+                    raise ValueError(f"keys must be strings; {key!r} has the key {odd[0]!r}")
                 extra[key] = Config(**value)
         return self
 
@@ -118,9 +122,9 @@ def resolve_extras(
 ) -> None:
     """Check `section`'s further keys against what its registered classes declare; fill defaults.
 
-    A declared key that the section leaves out, or sets to null where null is not allowed, gets the
-    declared default. A declaration may also name one of the section's own optional fields, to give
-    it a default.
+    A declared key that the section leaves out, or sets to null where the declaration has no null,
+    gets the declared default. A declaration may also name one of the section's own optional fields,
+    to give it a default.
 
     Args:
         section: changed in place.
@@ -141,15 +145,25 @@ def resolve_extras(
         if refuse_others:
             _refuse(extra.keys() - known.keys(), known=known, owner=owner)
         for model in declared:
-            given = {name: section.get(name) for name in model.model_fields if name in section}
-            unset = [name for name, value in given.items() if value is None]
-            checked = model(**{name: given[name] for name in given if name not in unset})
+            checked = model(**_given(section, model))
             for name in model.model_fields:
                 setattr(section, name, getattr(checked, name))
     except ValidationError as error:
         raise ConfigError(_render(error, path, prefix=path)) from error
     except ValueError as error:
         raise ConfigError(f"`{path}`: {error}") from error
+
+
+def _given(section: ExtensibleConfig, model: type[Config]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        value = section.get(name)
+        if isinstance(value, Config):
+            value = value.to_dict()  # to be read again, as the type that `model` declares
+        null_is_meant = name in section.model_fields_set and NoneType in get_args(field.annotation)
+        if name in section and (value is not None or null_is_meant):
+            given[name] = value
+    return given
 
 
 def _refuse(unknown: Iterable[str], *, known: Iterable[str], owner: str) -> None:
