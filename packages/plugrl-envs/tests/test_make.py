@@ -107,7 +107,7 @@ def test_contradictions_are_refused():
         make_vec("CartPole-v1", 2, vectorization="native", wrappers=["atari"])
     with pytest.raises(ValueError, match="needs an id"):
         make_vec(CounterEnv, 2, vectorization="native")
-    with pytest.raises(ValueError, match="wrapper 'blur' is unknown"):
+    with pytest.raises(ValueError, match="wrapper 'blur' cannot be found"):
         make_vec(CounterEnv, 2, wrappers=["blur"])
 
 

@@ -11,8 +11,8 @@ from plugrl_envs.errors import (
     UnknownEnvError,
     UnsupportedSpaceError,
 )
-from plugrl_envs.make import WorkerOptions, make_vec
-from plugrl_envs.seeding import derive_seeds
+from plugrl_envs.make import Vectorization, WorkerOptions, make_vec
+from plugrl_envs.seeding import derive_seeds, row_seeds
 from plugrl_envs.snapshot import get_state, set_state
 from plugrl_envs.statistics import EpisodeStatistics, FinishedEpisodes
 from plugrl_envs.vector import CanonicalVectorEnv
@@ -32,10 +32,12 @@ __all__ = [
     "PlugrlEnvsError",
     "UnknownEnvError",
     "UnsupportedSpaceError",
+    "Vectorization",
     "WorkerOptions",
     "__version__",
     "derive_seeds",
     "get_state",
     "make_vec",
+    "row_seeds",
     "set_state",
 ]

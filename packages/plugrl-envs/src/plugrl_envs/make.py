@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium as gym
@@ -61,7 +62,8 @@ def make_vec(
             registers.
         max_episode_steps: truncate episodes after so many steps; None keeps the id's own limit.
         env_kwargs: options of the environment itself.
-        wrappers: applied to every row in order; ``"atari"`` is `atari_preprocessing`.
+        wrappers: applied to every row in order: callables, ``"pkg.module:callable"``, or
+            ``"atari"``, which is `atari_preprocessing`.
         workers: how asynchronous rows run.
 
     Raises:
@@ -128,7 +130,15 @@ def _wrapper(wrapper: str | Wrapper) -> Wrapper:
         return wrapper
     if wrapper == "atari":
         return atari_preprocessing
-    raise ValueError(f"wrapper {wrapper!r} is unknown; expected 'atari' or a callable")
+    module, _, name = wrapper.partition(":")
+    try:
+        found: Wrapper = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"wrapper {wrapper!r} cannot be found ({error}); expected 'atari', "
+            "'pkg.module:callable' or a callable"
+        ) from error
+    return found
 
 
 def _make_native(

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-__all__ = ["derive_seeds"]
+__all__ = ["derive_seeds", "row_seeds"]
 
 _BITS = 30
 _ROW_BITS = 16
@@ -43,8 +43,16 @@ def derive_seeds(
             f"worker_index is {worker_index}; expected 0 to {(1 << (_BITS - _ROW_BITS)) - 1}"
         )
     offset = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    high = (1 << _BITS) if purpose == "eval" else 0
-    first = worker_index << _ROW_BITS
-    return [
-        high | ((offset + _ODD * (first + row)) & ((1 << _BITS) - 1)) for row in range(num_envs)
-    ]
+    first = (offset + _ODD * (worker_index << _ROW_BITS)) % (1 << _BITS)
+    return row_seeds((1 << _BITS) * (purpose == "eval") + first, num_envs)
+
+
+def row_seeds(first: int, num_envs: int) -> list[int]:
+    """Return the seeds of a worker's rows from its first row's, as `derive_seeds` gives them.
+
+    Args:
+        first: the seed of row 0.
+        num_envs: rows.
+    """
+    high = first & (1 << _BITS)
+    return [high | (first + _ODD * row) % (1 << _BITS) for row in range(num_envs)]

@@ -22,6 +22,8 @@ __all__ = [
     "copy_batch",
     "copy_rows",
     "empty_batch",
+    "fill_batch",
+    "leaves_of",
     "row_of",
     "write_row",
 ]
@@ -107,3 +109,26 @@ def copy_batch(batch: Any) -> Any:
     if isinstance(batch, tuple):
         return tuple(copy_batch(part) for part in batch)
     return np.array(batch)
+
+
+def leaves_of(batch: Any) -> list[Any]:
+    """Return the arrays of a batch in the order of its layout."""
+    if isinstance(batch, dict):
+        return [leaf for part in batch.values() for leaf in leaves_of(part)]
+    if isinstance(batch, tuple):
+        return [leaf for part in batch for leaf in leaves_of(part)]
+    return [batch]
+
+
+def fill_batch(space: gym.Space[Any], num_envs: int, leaves: list[Any]) -> Any:
+    """Return the batch of `space` whose `leaves_of` are copies of `leaves`.
+
+    Raises:
+        ValueError: the number or the shapes of the arrays do not fit.
+    """
+    batch = empty_batch(space, num_envs)
+    for target, leaf in zip(leaves_of(batch), leaves, strict=True):
+        if target.shape != leaf.shape:
+            raise ValueError(f"an array of shape {leaf.shape} cannot stand for {target.shape}")
+        target[...] = leaf
+    return batch

@@ -116,7 +116,7 @@ def _from_dict_of_arrays(source: dict[str, Any], rows: Array) -> Array | None:
         if key not in source:
             continue
         mask = source.get("_" + key)
-        if mask is not None and not np.asarray(mask)[rows].all():
+        if mask is not None and not np.reshape(mask, -1)[rows].all():
             continue
         return np.asarray(source[key]).reshape(-1)[rows].astype(np.bool_)
     return None

@@ -1,0 +1,282 @@
+"""`BaseEnv`: one environment worker of one or more rows, as users subclass it.
+
+The framework calls `_reset` and `_step`, which call the user's `reset` and `step` and keep the
+statistics of episodes from rewards and flags, so that every environment reports return and length
+whether it knows of metrics or not.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import time
+import uuid
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from plugrl_envs.seeding import derive_seeds
+from plugrl_envs.statistics import EpisodeStatistics
+from rlightning.config import Config
+from rlightning.env.finite import check_finite
+from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.types import EnvMeta, to_numpy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlightning.config import EnvConfig
+    from rlightning.types import EnvRet, PolicyResponse
+
+__all__ = ["BaseEnv"]
+
+_logger = logging.getLogger("rlightning.env")
+
+Totals = dict[str, list[float]]
+"""Metric name to [sum, count]."""
+
+
+class BaseEnv(ABC):
+    """An environment worker.
+
+    A subclass makes its simulator, sets `env` (anything with ``observation_space`` and
+    ``action_space`` of ONE environment, or override the two getters) and implements `reset` and
+    `step`. With ``num_envs = 1`` observation, reward and flags have no leading axis; with more
+    rows they have a leading ``[N]``. A row whose episode ended is reset in the same step; its last
+    observation stands in ``info["final_obs"]`` with the row mask ``info["_final_obs"]``.
+
+    Args:
+        config: the worker's section; copied.
+        worker_index: position among all environment workers of the run.
+        preprocess_fn: turns a policy's response into what `step` wants; by default its action.
+
+    A nested class ``Extras(Config)`` declares further keys of the worker's configuration section.
+
+    Attributes:
+        has_test_set: whether ``reset(options={"obj_set": "test"})`` gives other tasks than
+            ``"train"``.
+        purpose: ``"train"`` or ``"eval"``; environments of an evaluation never share a seed with
+            those of training.
+        env_id: unique name; ends in ``-<worker_index>``.
+        num_envs: rows.
+        max_episode_steps: the configured limit, or None.
+        timing_raw: seconds spent, ``{name: {"count", "total", "avg"}}``.
+    """
+
+    has_test_set = False
+
+    class Extras(Config):
+        """Further configuration keys of this environment: none."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        worker_index: int | None = 0,
+        preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
+    ) -> None:
+        self.config = copy.deepcopy(config)
+        self.worker_index = worker_index or 0
+        self.env_id = f"{uuid.uuid4()}-{self.worker_index}"
+        self.purpose: Literal["train", "eval"] = "train"
+        self.env: Any = None
+        self.num_envs = self.config.num_envs
+        self.max_episode_steps = self.config.max_episode_steps
+        self.timing_raw: dict[str, dict[str, float]] = {}
+        self._preprocess_fn = preprocess_fn or default_env_preprocess_fn
+        self._statistics = EpisodeStatistics(self.num_envs)
+        self._episode_env_infos: Totals = {}
+        self._own_metrics: set[str] = set()
+        self._num_steps = 0
+
+    @abstractmethod
+    def reset(self, *args: Any, **kwargs: Any) -> EnvRet:
+        """Start episodes in all rows and return their first observations.
+
+        The framework passes ``seed`` (this worker's own; absent when the random streams continue)
+        and ``options`` to an implementation that takes them.
+        """
+
+    @abstractmethod
+    def step(self, policy_resp: PolicyResponse) -> EnvRet:
+        """Act, and return what came of it."""
+
+    def init(self) -> EnvMeta:
+        """Prepare for the first reset and return the spaces of one row."""
+        return self.get_metadata()
+
+    def get_env_id(self) -> str:
+        """Return the unique name of this worker."""
+        return self.env_id
+
+    def get_max_episode_steps(self) -> int | None:
+        """Return the configured limit of an episode, in steps."""
+        return self.max_episode_steps
+
+    def get_observation_space(self) -> Any:
+        """Return the observation space of one row."""
+        return self.env.observation_space
+
+    def get_action_space(self) -> Any:
+        """Return the action space of one row."""
+        return self.env.action_space
+
+    def get_metadata(self) -> EnvMeta:
+        """Return the spaces of one row and the number of rows."""
+        return EnvMeta(
+            env_id=self.env_id,
+            action_space=self.get_action_space(),
+            observation_space=self.get_observation_space(),
+            num_envs=self.num_envs,
+        )
+
+    def close(self) -> None:
+        """Release the simulator."""
+
+    def is_finish(self) -> bool:
+        """Return whether a worker that drives itself has nothing left to do."""
+        return False
+
+    def offload(self) -> None:
+        """Free accelerator memory between rollouts."""
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+
+    def apply_evaluate_cfg(self) -> None:
+        """Switch to the settings of evaluation."""
+
+    def restore_evaluate_cfg(self) -> None:
+        """Switch back to the settings of training."""
+
+    def finish_rollout(self) -> None:
+        """React to the end of a rollout."""
+
+    def step_async(self, policy_resps: list[PolicyResponse]) -> None:
+        """Begin steps of environments that live elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} has no asynchronous steps")
+
+    def collect_async(self, timeout: float | None = None) -> tuple[EnvRet, ...]:
+        """Return what environments that live elsewhere have finished."""
+        raise NotImplementedError(f"{type(self).__name__} has no asynchronous steps")
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return plain data that continues all episodes bit for bit, or None if that cannot be."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned; the last observation is the caller's to keep."""
+        raise NotImplementedError(f"{type(self).__name__} cannot restore a state")
+
+    def get_env_stats(self, reset: bool = False) -> Totals:  # noqa: FBT001, FBT002  # public contract
+        """Return ``{metric: [sum, count]}`` over the episodes that ended.
+
+        Args:
+            reset: forget them afterwards.
+        """
+        totals = {name: list(total) for name, total in self._episode_env_infos.items()}
+        if reset:
+            self._episode_env_infos = {}
+        return totals
+
+    def print_timing_summary(self, reset: bool = False) -> None:  # noqa: FBT001, FBT002  # public contract
+        """Log how long resets and steps took.
+
+        Args:
+            reset: forget the timings afterwards.
+        """
+        for name, timing in self.timing_raw.items():
+            _logger.info(
+                "%s %s: %d calls, %.6f s each", self.env_id, name, timing["count"], timing["avg"]
+            )
+        if reset:
+            self.timing_raw = {}
+
+    def _reset(self, *args: Any, **kwargs: Any) -> EnvRet:
+        begin = time.perf_counter()
+        env_ret = self.reset(*args, **self._reset_kwargs(kwargs))
+        self._record("env_reset", time.perf_counter() - begin)
+        self._statistics.reset()
+        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps)
+        return env_ret.mark_env_sent()
+
+    def _reset_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return `kwargs` with the base seed turned into this worker's, as far as `reset` takes it.
+
+        ``seed`` and ``options`` come from the framework; a `reset` that takes neither is fine.
+        """
+        if "seed" in kwargs:
+            base = self.config.get("seed")
+            base = kwargs["seed"] if base is None else base
+            own, *_ = derive_seeds(base, 1, worker_index=self.worker_index, purpose=self.purpose)
+            kwargs = {**kwargs, "seed": own}
+        parameters = inspect.signature(self.reset).parameters
+        if any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
+            return kwargs
+        untaken = {"seed", "options"} - parameters.keys()
+        return {name: value for name, value in kwargs.items() if name not in untaken}
+
+    def _step(self, policy_resp: PolicyResponse) -> EnvRet:
+        begin = time.perf_counter()
+        env_ret = self.step(self._pre_step_hook(policy_resp))
+        self._record("env_step", time.perf_counter() - begin)
+        self._num_steps += 1
+        return self._post_step_hook(env_ret).mark_env_sent()
+
+    def _pre_step_hook(self, policy_resp: PolicyResponse) -> PolicyResponse:
+        """Return what `step` is called with."""
+        return policy_resp
+
+    def _post_step_hook(self, env_ret: EnvRet) -> EnvRet:
+        """Check what `step` returned and account for episodes that ended."""
+        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps)
+        self._account(env_ret)
+        return env_ret
+
+    def _account(self, env_ret: EnvRet) -> None:
+        own = env_ret.info.get("episode_info")
+        if own:
+            self._own_metrics.update(own)
+            for name, value in own.items():
+                values = np.asarray(to_numpy(value), dtype=np.float64).reshape(-1)
+                self._add(name, float(values.sum()), values.size)
+        reward = env_ret.last_reward
+        if isinstance(reward, dict):
+            return  # one reward per agent has no single return
+        finished = self._statistics.update(
+            to_numpy(reward),
+            to_numpy(env_ret.last_terminated),
+            to_numpy(env_ret.last_truncated),
+            env_ret.info,
+        )
+        if finished is None:
+            return
+        count = len(finished.rows)
+        self._add_unless_own("episode_return", float(finished.returns.sum()), count)
+        self._add_unless_own("episode_length", float(finished.lengths.sum()), count)
+        if finished.success is not None:
+            self._add_unless_own("success", float(finished.success.sum()), count)
+            env_ret.info.setdefault("success", self._in_rows(finished.rows, finished.success))
+
+    def _in_rows(self, rows: Any, values: Any) -> Any:
+        """Return `values` at their rows of ``[N]``, False elsewhere; a scalar for one row."""
+        full = np.zeros(self.num_envs, dtype=values.dtype)
+        full[rows] = values
+        return full if self.num_envs > 1 else full[0]
+
+    def _add_unless_own(self, name: str, value: float, count: int) -> None:
+        """Add to a metric, unless the environment reports the metric itself."""
+        if name not in self._own_metrics:
+            self._add(name, value, count)
+
+    def _add(self, name: str, value: float, count: int) -> None:
+        total = self._episode_env_infos.setdefault(name, [0.0, 0])
+        total[0] += value
+        total[1] += count
+
+    def _record(self, name: str, duration_s: float) -> None:
+        timing = self.timing_raw.setdefault(name, {"count": 0, "total": 0.0, "avg": 0.0})
+        timing["count"] += 1
+        timing["total"] += duration_s
+        timing["avg"] = timing["total"] / timing["count"]

@@ -1,0 +1,176 @@
+"""`GymEnv`: every simulator that `plugrl_envs` can make, as an environment worker.
+
+This is where rlightning meets `plugrl_envs`; how rows are stepped, reset and given actions is
+decided there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+import plugrl_envs
+from plugrl_envs.spaces import row_of
+from rlightning.config import Config
+from rlightning.env.base_env import BaseEnv
+from rlightning.errors import ConfigError, ContractError, EnvWorkerError
+from rlightning.types import EnvRet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlightning.config import EnvConfig
+    from rlightning.types import PolicyResponse
+
+__all__ = ["GymEnv"]
+
+
+class GymEnv(BaseEnv):
+    """A Gymnasium environment of one or more rows; ``task`` is its id.
+
+    Args:
+        config: the worker's section; ``env_kwargs`` go to the environment.
+        worker_index: position among all environment workers of the run.
+        preprocess_fn: from a policy's response to the action.
+
+    Raises:
+        ConfigError: the environment does not exist, its simulator is not installed, or it cannot
+            be used; says what to do.
+    """
+
+    class Extras(Config):
+        """Further configuration keys of this environment."""
+
+        seed: int | None = None
+        """Base seed of these workers; unset takes one derived from ``train.seed``."""
+        vectorization: plugrl_envs.Vectorization = "auto"
+        """How rows are stepped: ``sync``, ``async`` (a process per row) or ``native``."""
+        wrappers: list[str] = Field(default_factory=list)
+        """Wrappers of each row: ``atari``, or ``"pkg.module:callable"``."""
+        step_timeout_s: float = 60.0
+        """With ``async``: how long the slowest row may take for one step, in seconds."""
+        start_timeout_s: float = 120.0
+        """With ``async``: how long making all rows may take, in seconds."""
+        start_method: str | None = None
+        """With ``async``: ``forkserver``, ``spawn`` or ``fork``."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        worker_index: int | None = 0,
+        preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
+    ) -> None:
+        super().__init__(config, worker_index, preprocess_fn)
+        extras = self.Extras(
+            **{name: config[name] for name in self.Extras.model_fields if name in config}
+        )
+        workers = plugrl_envs.WorkerOptions(
+            step_timeout_s=extras.step_timeout_s,
+            start_timeout_s=extras.start_timeout_s,
+            start_method=extras.start_method,
+        )
+        try:
+            self.env = plugrl_envs.make_vec(
+                config.task,
+                self.num_envs,
+                vectorization=extras.vectorization,
+                max_episode_steps=config.max_episode_steps,
+                env_kwargs=config.env_kwargs.to_dict(),
+                wrappers=extras.wrappers,
+                workers=workers,
+            )
+        except (plugrl_envs.PlugrlEnvsError, ValueError, TypeError) as error:
+            raise ConfigError(f"env {config.name!r} cannot be made: {error}") from error
+
+    def get_observation_space(self) -> Any:
+        """Return the observation space of one row."""
+        return self.env.single_observation_space
+
+    def get_action_space(self) -> Any:
+        """Return the action space of one row, its Discrete values starting at 0."""
+        return self.env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> EnvRet:
+        """Start episodes in all rows.
+
+        Args:
+            seed: this worker's seed, from which every row gets its own; None continues the
+                random streams.
+            options: handed to every environment.
+        """
+        seeds = None if seed is None else plugrl_envs.row_seeds(seed, self.num_envs)
+        with _border(self.env_id):
+            observation, info = self.env.reset(seed=seeds, options=options)
+        no = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._env_ret(
+            observation, np.zeros(self.num_envs, dtype=np.float32), no, no.copy(), info
+        )
+
+    def step(self, policy_resp: PolicyResponse) -> EnvRet:
+        """Step every row with the action of `policy_resp`, ``[N, *A]``; for one row also ``[*A]``.
+
+        Raises:
+            ContractError: the action does not fit the action space.
+            EnvWorkerError: a row raised, hung or died.
+        """
+        action = self._preprocess_fn(policy_resp)
+        with _border(self.env_id):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._env_ret(observation, reward.astype(np.float32), terminated, truncated, info)
+
+    def _env_ret(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> EnvRet:
+        if self.num_envs == 1:
+            observation = row_of(observation, 0)
+            reward, terminated, truncated = reward[0], terminated[0], truncated[0]
+            info = _only_row(info)
+        return EnvRet(self.env_id, observation, reward, terminated, truncated, info)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Return plain data that continues all episodes bit for bit, or None if that cannot be."""
+        state = plugrl_envs.get_state(self.env)
+        if state is None:
+            return None
+        return {"env": state, "statistics": self._statistics.state_dict()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_state` returned from a worker with the same configuration."""
+        plugrl_envs.set_state(self.env, state["env"])
+        self._statistics.load_state_dict(state["statistics"])
+
+    def close(self) -> None:
+        """Close all rows and end their processes."""
+        self.env.close()
+
+
+class _border:  # noqa: N801  # reads as a statement; a generator would cost ten times as much
+    """Turn errors of `plugrl_envs` into ours, with the worker's name."""
+
+    __slots__ = ("_env_id",)
+
+    def __init__(self, env_id: str) -> None:
+        self._env_id = env_id
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, plugrl_envs.InvalidActionError):
+            raise ContractError(f"environment {self._env_id}: {error}") from error
+        if isinstance(error, plugrl_envs.EnvWorkerError):
+            raise EnvWorkerError(f"environment {self._env_id}: {error}") from error
+
+
+def _only_row(info: dict[str, Any]) -> dict[str, Any]:
+    """Return the info of a vector environment of one row without the row axis."""
+    return {
+        key: _only_row(value)
+        if isinstance(value, dict) and key != "final_obs"
+        else row_of(value, 0)
+        if isinstance(value, (np.ndarray, dict, tuple))
+        else value
+        for key, value in info.items()
+    }
