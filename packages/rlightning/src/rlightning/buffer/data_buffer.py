@@ -1,105 +1,179 @@
 """`DataBuffer`: takes rows of environment workers, gives batches of transitions.
 
-A buffer is segments (rows being collected), storage (finished transitions) and a sampler. It knows
-nothing about policies or environments beyond the values they exchange.
+A buffer is segments (rows being collected), a storage (finished transitions) and a sampler. It
+knows nothing about policies or environments beyond the values they exchange.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rlightning.buffer.columns import Path, nest
+from rlightning.buffer.columns import Path, as_array, leaves, nest
+from rlightning.buffer.pipeline import Pipeline
+from rlightning.buffer.row_segment import RowSegment
 from rlightning.buffer.sampler import make_sampler
 from rlightning.buffer.segment import Segment
+from rlightning.buffer.storage import Storage
+from rlightning.buffer.utils.utils import align_episode
 from rlightning.config import Config
 from rlightning.errors import ContractError, UnknownNameError
+from rlightning.types import EnvRet, PolicyResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from rlightning.buffer.sampler import Indices
     from rlightning.config import BufferConfig
-    from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
+    from rlightning.types import BatchedData, EnvMeta
 
 __all__ = ["DataBuffer"]
 
 
-class DataBuffer(ABC):
-    """Base of all buffers.
+class DataBuffer:
+    """Base of all buffers; on its own it keeps transitions until they are overwritten.
+
+    Adding, sampling and clearing exclude each other, so threads may share a buffer.
 
     Args:
         config: the ``buffer`` section.
-        seed: seeds the sampler; by default drawn from numpy's global generator.
+        obs_preprocessor: replaces the observation that is stored: a function of an observation, or
+            a `Preprocessor` class.
+        reward_preprocessor: replaces the reward that is stored: a function of a reward.
+        env_ret_preprocess_fn: replaces ``default_env_ret_preprocess_fn``.
+        policy_resp_preprocess_fn: replaces ``default_policy_resp_preprocess_fn``.
+        preprocess_fn: replaces ``default_preprocess_fn``, and with it all of the above.
+        postprocess_fn: replaces ``default_postprocess_fn``.
+        seed: seeds the sampler.
+
+    Raises:
+        ConfigError: a stage is replaced together with the only one that would call it.
     """
 
     default_sampler = "uniform"
     """The sampler where the configuration names none."""
+    needs_bootstrap_response = True
+    """Whether the last observation of a rollout must be added with a policy's answer to it."""
 
     class Extras(Config):
         """Further keys of the ``buffer`` section that this class reads, with their defaults."""
 
-    def __init__(self, config: BufferConfig, *, seed: int | None = None) -> None:
+        save_contents: bool = False
+        """Whether checkpoints hold the transitions too."""
+
+    def __init__(  # the documented signature
+        self,
+        config: BufferConfig,
+        obs_preprocessor: Any = None,
+        reward_preprocessor: Any = None,
+        env_ret_preprocess_fn: Any = None,
+        policy_resp_preprocess_fn: Any = None,
+        preprocess_fn: Any = None,
+        postprocess_fn: Any = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
         self.config = config
-        if seed is None:  # the global generator, which the run's seed has seeded
-            seed = int(np.random.randint(2**31))
-        kind = config.sampler.type if config.sampler else self.default_sampler
-        self.sampler = make_sampler(kind, seed=seed)
-        self._segments: dict[str, Segment] = {}
+        names = type(self).Extras.model_fields
+        given = {name: config.get(name) for name in names if config.get(name) is not None}
+        self.options: Any = self.Extras(**given)
+        """The `Extras` in force: the configuration's values over the defaults."""
+        self._pipeline = Pipeline(
+            obs_preprocessor=obs_preprocessor,
+            reward_preprocessor=reward_preprocessor,
+            env_ret_preprocess_fn=env_ret_preprocess_fn,
+            policy_resp_preprocess_fn=policy_resp_preprocess_fn,
+            preprocess_fn=preprocess_fn,
+            postprocess_fn=postprocess_fn,
+        )
+        self.sampler = make_sampler(
+            config.sampler.type if config.sampler else self.default_sampler, seed=seed
+        )
+        self.storage = Storage(config.capacity, mode=config.storage.mode, unit=config.storage.unit)
+        self._segments: dict[str, Segment | RowSegment] = {}
+        self._unanswered: dict[str, tuple[EnvRet, bool]] = {}
+        self._train_workers = 1
+        self._lock = threading.RLock()
 
-    # ---- what subclasses implement -------------------------------------------------------------
+    # ---- what subclasses may replace -----------------------------------------------------------
 
-    @abstractmethod
-    def _store(self, rows: dict[Path, torch.Tensor]) -> None:
-        """Keep finished transitions: flat ``[rows, ...]`` tensors."""
-
-    @abstractmethod
-    def _gather(self, indices: np.ndarray[Any, Any] | None) -> dict[Path, torch.Tensor]:
-        """Return the transitions at `indices`, or all where None."""
-
-    @abstractmethod
-    def size(self) -> int:
-        """Return how many transitions the buffer holds."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Drop all transitions and unfinished segments."""
-
-    def _derive(self, transitions: dict[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
-        """Return further time-major ``[T, N, ...]`` fields computed from a finished segment."""
+    def _derive(self, transitions: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+        """Return further ``[T, N]`` fields, computed from a segment as `align` returns it."""
         del transitions
         return {}
 
+    def _add_row(self, env_id: str, env_ret: EnvRet, response: PolicyResponse) -> None:
+        """Take one row of a known worker."""
+        segment = self._segments[env_id]
+        fields, info = self._pipeline.row(env_ret, response)
+        segment.add(fields, info, response.extras)
+        if self.config.auto_truncate_episode:
+            for env in segment.ended():
+                self._push_env(segment, env)
+
+    def _end_segment(self, env_id: str) -> None:
+        """End a known worker's segment; its transitions become final."""
+        segment = self._segments[env_id]
+        if len(segment) == 0:
+            return
+        if self.config.auto_truncate_episode or self.config.storage.unit == "episode":
+            for env in range(self._rows[env_id]):
+                self._push_env(segment, env)
+            segment.reset()
+        elif isinstance(segment, RowSegment):
+            self._push_rows(segment.take(), self._rows[env_id])
+        else:
+            self._push(segment.take())
+
+    def _gather(self, indices: Indices | None) -> dict[Path, torch.Tensor]:
+        """Return the transitions at `indices`, or all where None."""
+        return self.storage.gather(indices)
+
     # ---- collecting ----------------------------------------------------------------------------
 
-    def init(self, env_meta_list: Sequence[EnvMeta], env_ids: Sequence[str] | None = None) -> None:
+    def init(
+        self,
+        env_meta_list: Sequence[EnvMeta] | None = None,
+        env_ids: Sequence[str] | None = None,
+        *,
+        train_worker_num: int = 1,
+    ) -> None:
         """Prepare for the environment workers that will add rows.
 
         Args:
             env_meta_list: one per worker.
             env_ids: their ids; by default those in the metas.
+            train_worker_num: into how many batches `sample` divides what it picks.
         """
-        ids = env_ids or [str(meta.env_id) for meta in env_meta_list]
+        metas = list(env_meta_list or [])
+        ids = list(env_ids) if env_ids else [str(meta.env_id) for meta in metas]
+        if len(ids) != len(metas):
+            raise ContractError(f"{len(ids)} environment ids for {len(metas)} workers")
+        if metas:
+            self._pipeline.bind(metas[0])
+        kind = RowSegment if self._pipeline.by_row else Segment
         device = self.config.storage.device
         self._segments = {
-            env_id: Segment(meta, device=device)
-            for env_id, meta in zip(ids, env_meta_list, strict=True)
+            env_id: kind(meta, device=device) for env_id, meta in zip(ids, metas, strict=True)
         }
+        self._rows = {env_id: meta.num_envs or 1 for env_id, meta in zip(ids, metas, strict=True)}
+        self._unanswered = {}
+        self._train_workers = train_worker_num
+
+    def size(self) -> int:
+        """Return how many transitions the buffer holds; episodes where that is the unit."""
+        return len(self.storage)
 
     def __len__(self) -> int:
         return self.size()
 
-    def can_insert(self, rows: int) -> bool:
-        """Return whether `rows` more transitions may be collected now."""
-        del rows
-        return True
-
-    def can_sample(self, batch_size: int) -> bool:
-        """Return whether a batch of `batch_size` rows may be taken now."""
-        return self.size() >= batch_size
+    def pending_size(self) -> int:
+        """Return how many further transitions the unfinished segments make so far."""
+        return sum(segment.pending for segment in self._segments.values())
 
     def add_transition(
         self,
@@ -120,14 +194,16 @@ class DataBuffer(ABC):
 
         Raises:
             KeyError: `init` was not told of the worker.
+            ContractError: a field is missing, not numeric, or changes its shape or dtype.
         """
         if is_eval:
             return
-        if env_id not in self._segments:
-            raise UnknownNameError(env_id, kind="buffer's environment", known=self._segments)
-        self._segments[env_id].add(env_ret, policy_resp)
-        if truncated:
-            self.truncate_one_episode(env_id)
+        with self._lock:
+            if env_id not in self._segments:
+                raise UnknownNameError(env_id, kind="buffer's environment", known=self._segments)
+            self._add_row(env_id, env_ret, policy_resp)
+            if truncated:
+                self._end_segment(env_id)
 
     def add_batched_transition(
         self,
@@ -143,72 +219,171 @@ class DataBuffer(ABC):
             ValueError: ids or lengths do not match.
             TypeError: `truncations` is not a list.
         """
-        if batched_env_ret.ids() != batched_policy_resp.ids():
+        ids = batched_env_ret.ids()
+        if ids != batched_policy_resp.ids():
             raise ContractError(
-                f"observations of {batched_env_ret.ids()} and responses to "
-                f"{batched_policy_resp.ids()} do not match"
+                f"observations of {ids} and responses to {batched_policy_resp.ids()} do not match"
             )
-        if truncations is None:
-            truncations = [False] * len(batched_env_ret)
-        if not isinstance(truncations, (list, tuple)):
-            raise TypeError(f"truncations is a {type(truncations).__name__}; expected a list")
-        if len(truncations) != len(batched_env_ret):
-            raise ContractError(f"{len(truncations)} truncations for {len(batched_env_ret)} rows")
-        for (env_id, env_ret), response, truncated in zip(
-            batched_env_ret, batched_policy_resp.values(), truncations, strict=True
+        flags = _flags(truncations, len(ids))
+        for env_id, env_ret, response, truncated in zip(
+            ids, batched_env_ret.values(), batched_policy_resp.values(), flags, strict=True
         ):
             self.add_transition(env_id, env_ret, response, truncated, is_eval)
         return self
 
+    def add_data_async(
+        self,
+        env_id: str,
+        data: EnvRet | PolicyResponse,
+        truncated: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+    ) -> None:
+        """Append half a row: first what the environment returned, later the policy's answer.
+
+        Args:
+            env_id: the worker.
+            data: the `EnvRet`, or the `PolicyResponse` to the last one.
+            truncated: with either half: the row is the last of its segment.
+
+        Raises:
+            ContractError: two `EnvRet` follow each other, or a response follows none.
+        """
+        with self._lock:
+            if isinstance(data, EnvRet):
+                if env_id in self._unanswered:
+                    raise ContractError(
+                        f"{env_id} returned twice without a response in between; add the "
+                        "policy's response to the first before the second"
+                    )
+                self._unanswered[env_id] = (data, truncated)
+                return
+            if env_id not in self._unanswered:
+                raise ContractError(f"a response to {env_id}, which has returned nothing to answer")
+            env_ret, ends = self._unanswered.pop(env_id)
+            self.add_transition(env_id, env_ret, data, truncated or ends)
+
+    def add_batched_data_async(
+        self,
+        batched_data: BatchedData[Any],
+        truncations: Sequence[bool] | bool | None = None,  # noqa: FBT001  # the documented signature
+    ) -> None:
+        """Append half a row of each worker; see `add_data_async`."""
+        count = len(batched_data)
+        if isinstance(truncations, bool):
+            truncations = [truncations] * count
+        flags = _flags(truncations, count)
+        for (env_id, data), truncated in zip(batched_data, flags, strict=True):
+            self.add_data_async(env_id, data, truncated)
+
+    def add_episode(self, episode: Any, num_envs: int = 1) -> None:
+        """Append finished transitions from elsewhere, for example demonstrations.
+
+        Args:
+            episode: a mapping of ``[T, ...]`` arrays with the names that batches have, nested
+                where observations are; or T+1 rows, one dictionary each, for `postprocess_fn`.
+            num_envs: above 1, arrays are ``[T, N, ...]``.
+
+        Raises:
+            ContractError: lengths differ, or something is not numeric.
+        """
+        if isinstance(episode, (list, tuple)):
+            names = episode[0].keys()
+            listed = {name: [row[name] for row in episode] for name in names}
+            episode = self._pipeline.postprocess_fn(listed)
+        with self._lock:
+            self._store(_flat(episode, num_envs, device=self.config.storage.device))
+
     def truncate_one_episode(self, env: Any) -> None:
-        """End the segment of a worker (an id, or an object with one) and keep its transitions."""
+        """End the segment of a worker (an id, or an object with one) and keep its transitions.
+
+        Raises:
+            TypeError: it is neither.
+            KeyError: `init` was not told of the worker.
+        """
         env_id = env if isinstance(env, str) else getattr(env, "env_id", None)
-        if env_id is None:
+        if not isinstance(env_id, str):
             raise TypeError(f"expected an environment id, found a {type(env).__name__}")
-        segment = self._segments[env_id]
-        if len(segment) == 0:
-            return
-        transitions = segment.take()
-        derived = self._derive(transitions)
-        rows = {
-            path: _flatten_env_major(tensor)
-            for path, tensor in (transitions | derived).items()
-            if path[0] != "_next"
-        }
-        self._store(rows)
+        if env_id not in self._segments:
+            raise UnknownNameError(env_id, kind="buffer's environment", known=self._segments)
+        with self._lock:
+            self._end_segment(env_id)
 
     def truncate_episodes(self, envs: Sequence[Any]) -> None:
         """End the segments of several workers."""
+        if not isinstance(envs, (list, tuple)):
+            raise TypeError(f"expected a list of environment ids, found a {type(envs).__name__}")
         for env in envs:
             self.truncate_one_episode(env)
+
+    def _push_env(self, segment: Segment | RowSegment, env: int) -> None:
+        if isinstance(segment, Segment):
+            transitions = segment.take_env(env)
+            if transitions:
+                self._push(transitions)
+            return
+        episode = segment.take_env(env)
+        if episode:
+            self._push_rows(episode, 1)
+
+    def _push(self, transitions: dict[Path, torch.Tensor]) -> None:
+        """Store time-major ``[T, N, ...]`` transitions, one environment after the other."""
+        transitions |= self._derive(transitions)
+        self._store(
+            {
+                path: _flatten_env_major(tensor)
+                for path, tensor in transitions.items()
+                if path[0] != "_next"
+            }
+        )
+
+    def _push_rows(self, episode: dict[str, list[Any]], num_envs: int) -> None:
+        """Store what the user's `postprocess_fn` makes of a segment's rows."""
+        # First, because the function may change what it is given.
+        names = ("last_reward", "last_terminated", "last_truncated", "value", "final_value")
+        learned = {name: list(episode[name]) for name in names if name in episode}
+        derived: dict[Path, torch.Tensor] = {}
+        if len(learned) == len(names):
+            derived = self._derive(align_episode(learned))
+        result = _flat(self._pipeline.postprocess_fn(episode), num_envs)
+        count = next(iter(result.values())).shape[0]
+        for path, tensor in derived.items():
+            flat = _flatten_env_major(tensor) if num_envs > 1 else tensor
+            if path not in result and flat.shape[0] == count:
+                result[path] = flat
+        self._store(result)
+
+    def _store(self, rows: dict[Path, torch.Tensor]) -> None:
+        """Keep finished transitions: flat ``[rows, ...]`` tensors."""
+        self.storage.append(rows)
 
     # ---- sampling ------------------------------------------------------------------------------
 
     def get(self, indices: int | Sequence[int]) -> TensorDict:
-        """Return the transitions at `indices`; negative ones count from the end.
+        """Return the transitions at `indices`, 0 the oldest; negative ones count from the newest.
 
         Raises:
             IndexError: there is no such transition.
         """
-        size = self.size()
-        wanted = np.atleast_1d(np.asarray(indices, dtype=np.int64))
-        if ((wanted < -size) | (wanted >= size)).any():
-            raise IndexError(f"index {indices} is out of range for {size} transitions")
-        batch = _batch(self._gather(np.where(wanted < 0, wanted + size, wanted)))
-        return batch[0] if isinstance(indices, (int, np.integer)) else batch
+        with self._lock:
+            size = self.size()
+            wanted = np.atleast_1d(np.asarray(indices, dtype=np.int64))
+            if ((wanted < -size) | (wanted >= size)).any():
+                raise IndexError(f"index {indices} is out of range for {size} {self._unit()}")
+            batch = _batch(self._gather(np.where(wanted < 0, wanted + size, wanted)))
+        one = isinstance(indices, (int, np.integer)) and self.config.storage.unit == "transition"
+        return batch[0] if one else batch
 
     def __getitem__(self, index: int) -> TensorDict:
         return self.get(index)
 
     def get_all(self) -> TensorDict:
-        """Return every transition.
+        """Return every transition, the oldest first.
 
         Raises:
             ValueError: there is none.
         """
-        if self.size() == 0:
-            raise ValueError("the buffer is empty; add transitions first")
-        return _batch(self._gather(None))
+        with self._lock:
+            self._refuse_if_empty()
+            return _batch(self._gather(None))
 
     def sample(
         self,
@@ -219,30 +394,128 @@ class DataBuffer(ABC):
         """Return one batch per train worker: a TensorDict of flat ``[rows, ...]`` tensors.
 
         Args:
-            batch_size: rows wanted; None takes all there are.
-            shuffle: whether their order is random.
-            drop_last: for several train workers, drop what does not divide evenly.
+            batch_size: rows wanted (episodes where that is the unit); None takes all there are.
+            shuffle: whether their order is random; without, rows of one environment follow each
+                other in time, one environment after the other.
+            drop_last: for several train workers: drop what does not divide evenly, or else repeat
+                the first rows.
 
         Raises:
-            ValueError: there are not enough transitions.
+            ValueError: the buffer is empty, or has not enough for a batch.
         """
-        del drop_last  # one train worker takes everything
-        return [_batch(self._gather(self.sampler.sample(batch_size, self.size(), shuffle)))]
+        with self._lock:
+            self._refuse_if_empty()
+            size = self.size()
+            takes_all = self.sampler.takes_all(batch_size)
+            if not takes_all and batch_size is not None and batch_size > size:
+                raise ValueError(
+                    f"a batch of {batch_size} was asked for, but the buffer holds {size} "
+                    f"{self._unit()}; collect more before sampling, or lower the batch size"
+                )
+            if takes_all and not shuffle and self._train_workers == 1:
+                return [_batch(self._gather(None))]
+            indices = self.sampler.sample(batch_size, size, shuffle)
+            return [_batch(self._gather(part)) for part in self._divide(indices, drop_last)]
+
+    def _divide(self, indices: Indices, drop_last: bool) -> list[Indices]:  # noqa: FBT001
+        workers = self._train_workers
+        surplus = len(indices) % workers
+        if surplus and drop_last:
+            indices = indices[:-surplus]
+        elif surplus:
+            indices = np.concatenate([indices, np.resize(indices, workers - surplus)])
+        if len(indices) < workers:
+            raise ValueError(f"{len(indices)} rows cannot be divided over {workers} train workers")
+        return [indices[rank::workers] for rank in range(workers)]
+
+    def _refuse_if_empty(self) -> None:
+        if self.size():
+            return
+        waiting = self.pending_size()
+        hint = (
+            f"; {waiting} transitions wait in unfinished segments: end them with "
+            "truncate_episodes, or pass truncations with the last rows"
+            if waiting
+            else "; add transitions first"
+        )
+        raise ValueError(f"the buffer is empty{hint}")
+
+    def _unit(self) -> str:
+        return f"{self.config.storage.unit}s"
+
+    def clear(self) -> None:
+        """Drop all transitions and unfinished segments."""
+        with self._lock:
+            self.storage.clear()
+            self._unanswered = {}
+            for segment in self._segments.values():
+                segment.reset()
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampler, as plain data."""
-        return {"sampler": self.sampler.generator.bit_generator.state}
+    def state_dict(self, *, include_data: bool | None = None) -> dict[str, Any]:
+        """Return the state as plain data and tensors.
+
+        Args:
+            include_data: whether the transitions are part of it; by default as the configuration's
+                ``save_contents`` says. Unfinished segments never are.
+        """
+        with self._lock:
+            state: dict[str, Any] = {"sampler": self.sampler.generator.bit_generator.state}
+            if self.options.get("save_contents", False) if include_data is None else include_data:
+                state["contents"] = self.storage.state_dict()
+            return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.sampler.generator.bit_generator.state = state["sampler"]
+        """Restore what `state_dict` returned; without contents in it, the buffer keeps its own."""
+        with self._lock:
+            self.sampler.generator.bit_generator.state = state["sampler"]
+            if "contents" in state:
+                self.storage.load_state_dict(state["contents"])
+
+
+def _flags(truncations: Any, count: int) -> Sequence[bool]:
+    if truncations is None:
+        return [False] * count
+    if not isinstance(truncations, (list, tuple)):
+        raise TypeError(f"truncations is a {type(truncations).__name__}; expected a list")
+    if len(truncations) != count:
+        raise ContractError(f"{len(truncations)} truncations for {count} rows")
+    return truncations
 
 
 def _flatten_env_major(tensor: torch.Tensor) -> torch.Tensor:
     """Return ``[T, N, ...]`` as ``[N*T, ...]``, one environment's steps after the other's."""
     return tensor.transpose(0, 1).flatten(0, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _flat(episode: Any, num_envs: int, *, device: str | None = None) -> dict[Path, torch.Tensor]:
+    """Return a mapping of ``[T, ...]`` or ``[T, N, ...]`` values as flat copied columns."""
+    if not hasattr(episode, "items"):
+        raise ContractError(
+            f"expected a mapping of names to [T, ...] arrays, found a {type(episode).__name__}"
+        )
+    if hasattr(episode, "to_dict"):
+        episode = episode.to_dict()
+    rows: dict[Path, torch.Tensor] = {}
+    for name, value in episode.items():
+        for path, leaf in leaves(str(name), value):
+            tensor = torch.as_tensor(as_array(path, leaf)).detach()
+            if num_envs > 1 and (tensor.ndim < 2 or tensor.shape[1] != num_envs):
+                raise ContractError(
+                    f"the field {'.'.join(path)!r} has shape {tuple(tensor.shape)}; expected "
+                    f"[T, {num_envs}, ...]"
+                )
+            tensor = _flatten_env_major(tensor) if num_envs > 1 else tensor.clone()
+            kept = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+            rows[path] = tensor.to(device=device or tensor.device, dtype=kept)
+    lengths = {int(tensor.shape[0]) if tensor.ndim else -1 for tensor in rows.values()}
+    if len(lengths) != 1 or lengths & {-1, 0}:
+        raise ContractError(
+            f"the transitions' fields have the lengths {sorted(lengths)}; expected one length, the "
+            "number of transitions, for all"
+        )
+    return rows
 
 
 def _batch(columns: dict[Path, torch.Tensor]) -> TensorDict:

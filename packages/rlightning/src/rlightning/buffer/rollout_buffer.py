@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from rlightning.buffer.data_buffer import DataBuffer
-from rlightning.config import Config
 from rlightning.ops.returns import gae
+from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Mapping
+
     from tensordict import TensorDict
 
     from rlightning.buffer.columns import Path
 
 __all__ = ["RolloutBuffer"]
+
+_log = get_logger("buffer")
 
 
 class RolloutBuffer(DataBuffer):
@@ -31,7 +34,7 @@ class RolloutBuffer(DataBuffer):
 
     default_sampler = "all"
 
-    class Extras(Config):
+    class Extras(DataBuffer.Extras):
         """Keys of the ``buffer`` section that only this class reads."""
 
         gamma: float = 0.99
@@ -39,39 +42,30 @@ class RolloutBuffer(DataBuffer):
         gae_lambda: float = 0.95
         """Trade-off of generalised advantage estimation between bias and variance."""
 
-    def __init__(self, config: Any, *, seed: int | None = None) -> None:
-        super().__init__(config, seed=seed)
-        self._chunks: list[dict[Path, torch.Tensor]] = []
-        self._size = 0
-
-    def size(self) -> int:
-        """Return how many transitions the buffer holds."""
-        return self._size
-
-    def clear(self) -> None:
-        """Drop all transitions and unfinished segments."""
-        self._chunks = []
-        self._size = 0
-        for segment in self._segments.values():
-            segment.reset()
-
     def sample(
         self,
         batch_size: int | None = None,
         shuffle: bool = True,  # noqa: FBT001, FBT002  # the documented signature
         drop_last: bool = True,  # noqa: FBT001, FBT002  # the documented signature
     ) -> list[TensorDict]:
-        """Return a batch as `DataBuffer.sample` does, and empty the buffer."""
-        batches = super().sample(batch_size, shuffle, drop_last)
-        self._chunks = []  # unfinished segments stay: another thread may be filling them
-        self._size = 0
+        """Return a batch as `DataBuffer.sample` does, and drop every finished transition.
+
+        Rows of unfinished segments stay: they belong to the next batch.
+        """
+        with self._lock:
+            batches = super().sample(batch_size, shuffle, drop_last)
+            taken = sum(len(batch) for batch in batches)
+            if taken < self.storage.rows:
+                _log.warning(
+                    "%d of %d transitions were not sampled and are dropped; the sampler `all` "
+                    "uses every one",
+                    self.storage.rows - taken,
+                    self.storage.rows,
+                )
+            self.storage.clear()
         return batches
 
-    def can_insert(self, rows: int) -> bool:
-        """Return whether `rows` more transitions fit without dropping any."""
-        return self._size + rows <= self.config.capacity
-
-    def _derive(self, transitions: dict[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+    def _derive(self, transitions: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         value, later = transitions.get(("value",)), transitions.get(("_next", "value"))
         final = transitions.get(("_next", "final_value"))
         if value is None or later is None or final is None:
@@ -83,39 +77,15 @@ class RolloutBuffer(DataBuffer):
         )
         advantage, returns = gae(
             transitions["reward",],
-            value.reshape(shape),
-            next_value,
+            value.reshape(shape).float(),
+            next_value.float(),
             terminated,
             truncated,
-            gamma=self.config.get("gamma"),
-            gae_lambda=self.config.get("gae_lambda"),
+            gamma=self.options.gamma,
+            gae_lambda=self.options.gae_lambda,
         )
         return {("advantage",): advantage, ("return",): returns}
 
     def _store(self, rows: dict[Path, torch.Tensor]) -> None:
-        count = next(iter(rows.values())).shape[0]
-        self._chunks.append({path: rows[path] for path in rows if path != ("final_value",)})
-        self._size += count
-        while self._size > self.config.capacity:
-            self._drop_oldest(self._size - self.config.capacity)
-
-    def _drop_oldest(self, surplus: int) -> None:
-        first = self._chunks[0]
-        count = next(iter(first.values())).shape[0]
-        if count <= surplus:
-            self._chunks.pop(0)
-            self._size -= count
-        else:
-            self._chunks[0] = {path: tensor[surplus:] for path, tensor in first.items()}
-            self._size -= surplus
-
-    def _gather(self, indices: np.ndarray[Any, Any] | None) -> dict[Path, torch.Tensor]:
-        if len(self._chunks) == 1:
-            rows = self._chunks[0]
-        else:
-            rows = {
-                path: torch.cat([chunk[path] for chunk in self._chunks]) for path in self._chunks[0]
-            }
-        if indices is None:
-            return rows
-        return {path: tensor[torch.as_tensor(indices)] for path, tensor in rows.items()}
+        rows.pop(("final_value",), None)  # it has served its purpose in `_derive`
+        super()._store(rows)

@@ -37,6 +37,10 @@ class BaseSampler(ABC):
             ValueError: there are not enough rows.
         """
 
+    def takes_all(self, batch_size: int | None) -> bool:
+        """Whether `sample` returns every row exactly once."""
+        return batch_size is None and not self.replacement
+
     def _size(self, batch_size: int | None, data_size: int) -> int:
         if data_size < 1:
             raise ValueError("the buffer is empty; add transitions before sampling")
@@ -45,6 +49,11 @@ class BaseSampler(ABC):
 
 class AllDataSampler(BaseSampler):
     """Every row once; `batch_size` does not matter."""
+
+    def takes_all(self, batch_size: int | None) -> bool:
+        """Always."""
+        del batch_size
+        return True
 
     def sample(self, batch_size: int | None, data_size: int, shuffle: bool = False) -> Indices:  # noqa: FBT001, FBT002  # the documented signature
         """Return all indices, in order or shuffled."""

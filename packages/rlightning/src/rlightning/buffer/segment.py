@@ -12,16 +12,77 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlightning.buffer.columns import Column, Path, as_array, leaves
+from rlightning.buffer.columns import Column, Path, as_array, as_numpy, dotted, leaves
+from rlightning.buffer.schema import RowSchema
 from rlightning.errors import ContractError
 
 if TYPE_CHECKING:
-    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+    from collections.abc import Collection, Mapping
 
-__all__ = ["Segment"]
+    from rlightning.types import EnvMeta
+
+__all__ = ["Finals", "Segment", "align", "with_finals"]
 
 _SHIFTED = {"last_reward": "reward", "last_terminated": "terminated", "last_truncated": "truncated"}
 _FIRST_LENGTH = 64
+
+
+def align(rows: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
+    """Return the T transitions of T+1 time-major rows, as views ``[T, ...]``.
+
+    Fields, in this order: ``next_observation``, ``observation``, ``reward``, ``terminated``,
+    ``truncated``, then every further field of the rows. For a bootstrap, ``_next.<field>`` holds
+    the further fields one row later.
+    """
+    observation = {path: tensor for path, tensor in rows.items() if path[0] == "observation"}
+    out = {("next_observation", *path[1:]): tensor[1:] for path, tensor in observation.items()}
+    out |= {path: tensor[:-1] for path, tensor in observation.items()}
+    for name, shifted in _SHIFTED.items():
+        out |= {
+            (shifted, *path[1:]): tensor[1:] for path, tensor in rows.items() if path[0] == name
+        }
+    for path, tensor in rows.items():
+        if path[0] != "observation" and path[0] not in _SHIFTED:
+            out[path] = tensor[:-1]
+            out["_next", *path] = tensor[1:]
+    return out
+
+
+class Finals:
+    """The last observations of episodes that ended in one row of a worker.
+
+    Args:
+        rows: the worker's number of environments N.
+        info: what the environment reported: ``_final_obs``, the mask ``[N]``, and ``final_obs``,
+            like an observation.
+    """
+
+    __slots__ = ("envs", "rows", "values")
+
+    def __init__(self, rows: int, info: Mapping[str, Any]) -> None:
+        self.rows = rows
+        mask = as_numpy(as_array(("_final_obs",), info["_final_obs"])).reshape(rows).astype(bool)
+        self.envs = np.flatnonzero(mask)
+        """Which environments ended, ascending."""
+        self.values: dict[Path, np.ndarray[Any, Any]] = {}
+        """Their last observations by path, one entry per ended environment."""
+        if not len(self.envs):
+            return
+        for path, leaf in leaves("observation", info["final_obs"]):
+            array = as_numpy(as_array(path, leaf))
+            self.values[path] = array[None] if rows == 1 else array[mask]
+
+    def of(self, path: Path) -> np.ndarray[Any, Any]:
+        """Return the entries of one leaf of the observation.
+
+        Raises:
+            ContractError: ``final_obs`` lacks it.
+        """
+        if path not in self.values:
+            raise ContractError(
+                f"info['final_obs'] lacks {dotted(path)!r}; it has the observation's own layout"
+            )
+        return self.values[path]
 
 
 class Segment:
@@ -33,117 +94,137 @@ class Segment:
     """
 
     def __init__(self, meta: EnvMeta, *, device: str) -> None:
-        self._meta = meta
+        self._schema = RowSchema(meta)
         self._device = device
-        self._rows = meta.num_envs or 1
-        shape = getattr(meta.action_space, "shape", None)
-        self._action_ndim = None if shape is None else len(shape)
         self._columns: dict[Path, Column] = {}
-        self._finals: list[tuple[int, np.ndarray[Any, Any], dict[Path, Any]]] = []
+        self._writers: list[Column] = []
+        self._finals: list[tuple[int, Finals]] = []
+        self._starts = np.zeros(self._schema.rows, dtype=np.int64)
         self._length = 0
         self._capacity = _FIRST_LENGTH
 
     def __len__(self) -> int:
-        """How many whole transitions the rows make."""
+        """How many time steps with whole transitions the rows make."""
         return max(0, self._length - 1)
 
-    def add(self, env_ret: EnvRet, response: PolicyResponse) -> None:
+    @property
+    def pending(self) -> int:
+        """How many transitions the rows make and `take` or `take_env` has not returned yet."""
+        return int((len(self) - self._starts).sum()) if self._length else 0
+
+    def add(
+        self, fields: Mapping[str, Any], info: Mapping[str, Any], answered: Collection[str]
+    ) -> None:
         """Append one row.
 
+        Args:
+            fields: the row's values by name: what the environment returned and the policy answered.
+            info: what the environment reported beside, for the last observations of episodes.
+            answered: which of `fields` the policy answered.
+
         Raises:
-            ContractError: a field is missing, not numeric, or changes its shape.
+            ContractError: a field is missing, not numeric, or changes its shape or dtype.
         """
-        fields = env_ret.to_dict()
-        info = fields.pop("info")
-        clash = fields.keys() & response.extras.keys()
-        if clash:
-            raise ContractError(
-                f"the response fields {sorted(clash)} have the names of environment fields"
-            )
+        arrays = self._schema.arrays(fields, answered)
         row = self._length
-        flat = self._flatten(fields, stripped=False)
-        flat |= self._flatten(response.extras, stripped=self._answers_with_row_axis(response))
         if not self._columns:
-            self._columns = {
-                path: Column(path, self._capacity, array, self._device)
-                for path, array in flat.items()
-            }
-        if flat.keys() != self._columns.keys():
-            changed = sorted(".".join(path) for path in flat.keys() ^ self._columns.keys())
-            raise ContractError(f"the fields {changed} are not in every row; keep fields stable")
+            self._allocate()
         if row == self._capacity:
-            self._capacity *= 2
-            for column in self._columns.values():
-                column.grow(self._capacity)
-        for path, array in flat.items():
-            self._columns[path].write(row, array)
+            self._make_room()
+            row = self._length
+        for column, array in zip(self._writers, arrays, strict=True):
+            column[row] = array
         if "_final_obs" in info:
-            self._remember_final(row, info)
+            finals = Finals(self._schema.rows, info)
+            if len(finals.envs):
+                self._finals.append((row, finals))
         self._length = row + 1
 
-    def _answers_with_row_axis(self, response: PolicyResponse) -> bool:
-        """Whether a policy answered a worker of one row with a leading axis of one."""
-        action = response.extras.get("action")
-        ndim = getattr(action, "ndim", None)
-        return self._rows == 1 and self._action_ndim is not None and ndim == self._action_ndim + 1
+    def _allocate(self) -> None:
+        rows = self._schema.rows
+        self._columns = {
+            leaf.path: Column(
+                self._capacity, (rows, *leaf.row_shape), leaf.dtype, device=self._device
+            )
+            for leaf in self._schema.leaves
+        }
+        self._writers = list(self._columns.values())
 
-    def _flatten(self, fields: dict[str, Any], *, stripped: bool) -> dict[Path, Any]:
-        flat: dict[Path, Any] = {}
-        for name, value in fields.items():
-            for path, leaf in leaves(name, value):
-                array = as_array(path, leaf)
-                if self._rows == 1 and not (stripped and array.ndim and array.shape[0] == 1):
-                    array = array[None]
-                elif not array.ndim or array.shape[0] != self._rows:
-                    raise ContractError(
-                        f"the field {'.'.join(path)!r} has shape {tuple(array.shape)}; expected a "
-                        f"leading axis of {self._rows}, one entry per environment"
-                    )
-                flat[path] = array
-        return flat
-
-    def _remember_final(self, row: int, info: dict[str, Any]) -> None:
-        mask = np.atleast_1d(np.asarray(info["_final_obs"], dtype=bool))
-        if not mask.any():
+    def _make_room(self) -> None:
+        """Move what is still needed to the front where that frees half, else double the columns."""
+        taken = int(self._starts.min())
+        if taken * 2 < self._capacity:
+            self._capacity *= 2
+            for column in self._writers:
+                column.grow(self._capacity)
             return
-        final = self._flatten({"observation": info["final_obs"]}, stripped=False)
-        self._finals.append((row, mask, {path: array[mask] for path, array in final.items()}))
+        kept = self._length - taken
+        for column in self._writers:
+            column.tensor[:kept] = column.tensor[taken : self._length].clone()
+        self._finals = [(row - taken, item) for row, item in self._finals if row > taken]
+        self._starts -= taken
+        self._length = kept
 
     def take(self) -> dict[Path, torch.Tensor]:
-        """Return the transitions as time-major ``[T, N, ...]`` views and start a new segment.
+        """Return the transitions of all environments as time-major ``[T, N, ...]`` views.
 
-        Fields: ``observation``, ``next_observation`` (the observation that really followed: at an
-        episode's end its own last one), ``reward``, ``terminated``, ``truncated``, and every field
-        of the responses. For the bootstrap, ``_next.<field>`` holds the responses one row later.
-        The views are overwritten by later rows: copy what must stay.
+        `align` names the fields; ``next_observation`` is what really followed: at an episode's end
+        its own last observation. A new segment starts; later rows overwrite the views.
         """
-        steps = len(self)
-        out: dict[Path, torch.Tensor] = {}
-        for path, column in self._columns.items():
-            now, later = column.tensor[:steps], column.tensor[1 : steps + 1]
-            name, *rest = path
-            if name == "observation":
-                out[path] = now
-                out["next_observation", *rest] = self._with_finals(path, later)
-            elif name in _SHIFTED:
-                out[_SHIFTED[name], *rest] = later
-            else:
-                out[path] = now
-                out["_next", *path] = later
+        out = self._transitions(0, slice(0, self._schema.rows))
         self.reset()
         return out
+
+    def take_env(self, env: int) -> dict[Path, torch.Tensor]:
+        """Return one environment's transitions since it was last taken, as ``[T, 1, ...]`` views.
+
+        Its next segment starts at the last row. Empty where there is no transition.
+        """
+        start = int(self._starts[env])
+        if start >= len(self):
+            return {}
+        out = self._transitions(start, slice(env, env + 1))
+        self._starts[env] = len(self)
+        return out
+
+    def ended(self) -> list[int]:
+        """Return which environments' episodes ended in the last row."""
+        if self._length < 2:
+            return []
+        over = torch.zeros(self._schema.rows, dtype=torch.bool)
+        for path, column in self._columns.items():
+            if path[0] in ("last_terminated", "last_truncated"):
+                over |= column.tensor[self._length - 1].cpu().bool()
+        return [int(env) for env in torch.nonzero(over).flatten()]
 
     def reset(self) -> None:
         """Forget the rows; the columns stay allocated."""
         self._length = 0
         self._finals = []
+        self._starts[:] = 0
 
-    def _with_finals(self, path: Path, later: torch.Tensor) -> torch.Tensor:
-        finals = [item for item in self._finals if 1 <= item[0] <= len(later)]
-        if not finals:
-            return later
-        replaced = later.clone()
-        for row, mask, final in finals:
-            value = torch.as_tensor(final[path]).to(replaced)
-            replaced[row - 1, torch.as_tensor(mask)] = value
-        return replaced
+    def _transitions(self, start: int, envs: slice) -> dict[Path, torch.Tensor]:
+        rows = {
+            path: column.tensor[start : self._length, envs]
+            for path, column in self._columns.items()
+        }
+        out = align(rows)
+        finals = [(row - 1 - start, item) for row, item in self._finals if row > start]
+        if finals:
+            for path in list(out):
+                if path[0] == "next_observation":
+                    out[path] = with_finals(out[path], ("observation", *path[1:]), finals, envs)
+        return out
+
+
+def with_finals(
+    later: torch.Tensor, path: Path, finals: list[tuple[int, Finals]], envs: slice
+) -> torch.Tensor:
+    """Return `later` ``[T, N, ...]`` with the last observations of ended episodes put in."""
+    column = Column(later.shape[0], tuple(later.shape[1:]), later.dtype, device=str(later.device))
+    column.tensor.copy_(later)
+    for step, item in finals:
+        mine = (item.envs >= envs.start) & (item.envs < envs.stop)
+        for env, value in zip(item.envs[mine] - envs.start, item.of(path)[mine], strict=True):
+            column[step, int(env)] = value
+    return column.tensor
