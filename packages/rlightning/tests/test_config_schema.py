@@ -284,7 +284,7 @@ def test_free_form_sections_accept_any_key_and_nest():
     assert {**config.env[0].env_kwargs} == {"goal": 3}
     assert "goal" in config.env[0].env_kwargs
     assert model.get("absent", 7) == 7
-    with pytest.raises(KeyError, match="'dep' is not set. Did you mean 'deep'"):
+    with pytest.raises(KeyError, match=r"'dep' is not set\. Did you mean 'deep'"):
         model["dep"]
 
 

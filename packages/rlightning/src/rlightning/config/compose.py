@@ -48,7 +48,7 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
     try:
         with initialize_config_dir(version_base=None, config_dir=str(folder)):
             return hydra_compose(config_name=name, overrides=prepared)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
 
 
