@@ -8,8 +8,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rlightning.models.encoders import ImageOptions, is_image, make_encoder
-from rlightning.models.heads import ActionDistribution, GaussianHead, make_action_head
+from rlightning.models.heads import (
+    LOG_STD_BOUNDS,
+    ActionDistribution,
+    CategoricalHead,
+    GaussianHead,
+    make_action_head,
+)
 from rlightning.models.mlp import MLP, linear
+from rlightning.ops.fused_ppo import PlainLayers
 
 __all__ = ["ActorCritic", "ActorCriticOptions"]
 
@@ -93,6 +100,43 @@ class ActorCritic(nn.Module):
         value: Tensor = self.value_head(trunk(observation)).squeeze(-1)
         return value
 
+    def plain_layers(self) -> PlainLayers | None:
+        """Return the linear layers if this is two plain tanh MLPs behind one parameterless encoder.
+
+        None if the networks are shared, convolve, have another activation or no hidden layer, or
+        if the head is neither Gaussian nor categorical.
+        """
+        encoder, body = self.actor_trunk
+        if self.critic_trunk is None or any(True for _ in encoder.parameters()):
+            return None
+        kinds = [type(layer) for layer in body.children()]
+        if not kinds or kinds != [nn.Linear, nn.Tanh] * (len(kinds) // 2):
+            return None
+        head, log_std = self.action_head, None
+        if isinstance(head, GaussianHead):
+            log_std, last = head.log_std, head.mean
+        elif isinstance(head, CategoricalHead):
+            last = head.logits
+        else:
+            return None
+        actor = [*_linear(self.actor_trunk), last]
+        critic = [*_linear(self.critic_trunk), self.value_head]
+        return PlainLayers(actor, critic, log_std, LOG_STD_BOUNDS)
+
+    def plain_inputs(self, observation: Any, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what ``plain_layers`` read and answer: features [B, F], and flat actions.
+
+        Args:
+            observation: a batch.
+            action: [B, *A] as the environment counts; comes back as [B, A], or [B] from zero.
+        """
+        head = self.action_head
+        if isinstance(head, CategoricalHead):
+            flat = action.long() - head.start
+        else:
+            flat = action.reshape(len(action), -1)
+        return self.actor_trunk[0](observation), flat
+
     def project(self) -> None:
         """Keep bounded parameters in their bounds; call it after every optimizer step."""
         if isinstance(self.action_head, GaussianHead):
@@ -105,3 +149,7 @@ def _has_image(space: spaces.Space[Any], images: ImageOptions) -> bool:
     if isinstance(space, spaces.Tuple):
         return any(_has_image(inner, images) for inner in space.spaces)
     return is_image(space, images)
+
+
+def _linear(trunk: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in trunk.modules() if isinstance(layer, nn.Linear)]

@@ -24,6 +24,23 @@ class PolicyLoss(NamedTuple):
     clip_fraction: Tensor
 
 
+def approx_kl(log_prob_B: Tensor, old_log_prob_B: Tensor) -> Tensor:
+    """Estimate KL(old || new) from samples of the old policy.
+
+    ``mean(ratio - 1 - log ratio)``: unbiased, never negative (Schulman 2020, "Approximating KL
+    Divergence").
+
+    Args:
+        log_prob_B: under the new policy, [B].
+        old_log_prob_B: under the policy that sampled, [B].
+
+    Returns:
+        Scalar, in nats.
+    """
+    log_ratio = log_prob_B - old_log_prob_B
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
 def ppo_policy_loss(
     log_prob_B: Tensor,
     old_log_prob_B: Tensor,
@@ -34,8 +51,7 @@ def ppo_policy_loss(
 ) -> PolicyLoss:
     """Compute PPO's clipped surrogate, as a loss.
 
-    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7. The KL estimate is
-    ``mean(ratio - 1 - log ratio)``: unbiased, never negative (Schulman 2020, "Approximating KL").
+    Schulman et al. 2017, "Proximal Policy Optimization Algorithms", equation 7.
 
     Args:
         log_prob_B: log-probabilities under the policy being trained, [B].
@@ -48,14 +64,12 @@ def ppo_policy_loss(
         The loss, the KL estimate and the clip fraction.
     """
     low, high = 1.0 - clip_ratio, 1.0 + (clip_ratio if clip_ratio_high is None else clip_ratio_high)
-    log_ratio = log_prob_B - old_log_prob_B
-    ratio = log_ratio.exp()
+    ratio = (log_prob_B - old_log_prob_B).exp()
     clipped = ratio.clamp(low, high)
     loss = -torch.min(ratio * advantage_B, clipped * advantage_B).mean()
     with torch.no_grad():
-        approx_kl = (ratio - 1.0 - log_ratio).mean()
         clip_fraction = (ratio != clipped).to(ratio.dtype).mean()
-    return PolicyLoss(loss, approx_kl, clip_fraction)
+        return PolicyLoss(loss, approx_kl(log_prob_B, old_log_prob_B), clip_fraction)
 
 
 def value_loss(

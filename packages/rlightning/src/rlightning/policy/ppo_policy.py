@@ -1,0 +1,329 @@
+"""Proximal policy optimisation (Schulman et al. 2017), readable from top to bottom.
+
+Collecting: sample from the actor, record log-probability and value. The buffer turns rewards,
+values and the two kinds of episode end into ``advantage`` and ``return``. Learning: several passes
+over shuffled minibatches of clipped policy gradient and value regression.
+
+Two steps compute the same thing: `_autograd_step` for every network, `ops.fused_ppo` for two plain
+tanh MLPs on a CPU, several times faster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from rlightning.errors import ContractError
+from rlightning.models.actor_critic import ActorCritic
+from rlightning.models.heads import GaussianHead
+from rlightning.models.normalizer import ObservationNormalizer
+from rlightning.ops import losses
+from rlightning.ops.fused_ppo import FusedPPO, Minibatch, StepOutputs, supports
+from rlightning.ops.normalization import RunningMeanStd, batch_moments
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.over_ranks import least_over_ranks, mean_over_ranks, pooled_over_ranks
+from rlightning.policy.ppo_config import PPOModelConfig, PPOOptimConfig, PPOTrainConfig
+from rlightning.policy.state import unwrap
+from rlightning.types import EnvRet, PolicyResponse, map_leaves
+from rlightning.utils.registry import POLICIES
+from rlightning.utils.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlightning.types import EnvMeta
+
+__all__ = ["PPOPolicy"]
+
+_COLUMNS = ("observation", "action", "log_prob", "value", "advantage", "return")
+
+
+@POLICIES.register("PPOPolicy")
+class PPOPolicy(BasePolicy):
+    """PPO for Box, Discrete, MultiDiscrete and MultiBinary actions and any supported observation.
+
+    Normalisation statistics are learned on the TRAIN side after the gradient steps, and travel with
+    the weights: the data of one epoch is collected and learned from under the same ones, so the
+    first minibatch of an update sees probability ratios of exactly one.
+    """
+
+    batched_rollout = True
+
+    class TrainExtras(BasePolicy.TrainExtras, PPOTrainConfig):
+        """Keys of the ``train`` section that PPO reads: those of `PPOTrainConfig`."""
+
+    # ---- construction --------------------------------------------------------------------------
+
+    def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
+        """Build actor, critic and normalisers for the spaces of `env_meta`."""
+        del args, kwargs  # nothing here depends on a model backend
+        model_cfg = self.config.model_cfg
+        network = PPOModelConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        space = env_meta.observation_space
+        self.actor_critic = ActorCritic(
+            space, env_meta.action_space, network.actor_critic_options()
+        )
+        self.observation_normalizer = (
+            ObservationNormalizer(space, network.image_options())
+            if network.normalize_observations
+            else None
+        )
+        # The floor of the deviation, 0.01, keeps an environment without rewards learnable.
+        self.return_scale = RunningMeanStd(eps=1e-4) if network.normalize_returns else None
+
+    def setup_optimizer(self, optim_cfg: Any) -> None:
+        """Create Adam, and choose between the two gradient steps."""
+        settings = PPOOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        train = self.config.train_config
+        self.hyper = PPOTrainConfig.read(train)
+        self.learning_rate, self.n_updates = settings.lr, 0
+        self.optimizer = torch.optim.Adam(
+            self.actor_critic.parameters(),
+            lr=settings.lr,
+            eps=settings.eps,
+            betas=settings.betas,
+            fused=True,
+        )
+        rank = torch.distributed.get_rank(self.process_group) if self.process_group else 0
+        self.shuffle_generator = torch.Generator()
+        if train.seed is None:
+            self.shuffle_generator.seed()
+        else:
+            self.shuffle_generator.manual_seed(derive_seed(train.seed, "ppo shuffle", rank))
+        self._fused = self._make_fused()
+
+    def _make_fused(self) -> FusedPPO | None:
+        hyper = self.hyper
+        layers = self._network.plain_layers()
+        if hyper.fused_update == "off" or hyper.clip_value_loss or self.world_size > 1:
+            return None
+        if layers is None or not supports(layers, self.optimizer):
+            return None
+        return FusedPPO(
+            layers,
+            self.optimizer,
+            clip_ratio=hyper.clip_ratio,
+            value_coef=hyper.value_coef,
+            entropy_coef=hyper.entropy_coef,
+            max_grad_norm=hyper.max_grad_norm,
+            on_non_finite=self._check_gradient,
+        )
+
+    @property
+    def _network(self) -> ActorCritic:
+        """The actor-critic without its data-parallel wrapper."""
+        return cast("ActorCritic", unwrap(self.actor_critic))
+
+    # ---- acting --------------------------------------------------------------------------------
+
+    def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
+        """Act on rows [N, ...]; answer action, log_prob, value and final_value, one per row.
+
+        The action is the actor's own, before any clipping at the environment's border. Values are
+        in units of reward. `final_value` is the value of a truncated episode's last observation,
+        zero in all other rows.
+        """
+        del kwargs
+        distribution, value = self.actor_critic(self._normalized(env_ret.observation))
+        action = distribution.mode() if self.deterministic else distribution.sample()
+        return PolicyResponse(
+            env_id=env_ret.env_id,
+            action=action,
+            log_prob=distribution.log_prob(action),
+            value=self._in_reward_units(value),
+            final_value=self._final_value(env_ret, value),
+        )
+
+    def _final_value(self, env_ret: EnvRet, like: Tensor) -> Tensor:
+        final_value = torch.zeros_like(like)
+        if "_final_obs" in env_ret.info:
+            rows = env_ret.info["_final_obs"].bool() & env_ret.last_truncated.bool()
+            if rows.any():
+                final_obs = map_leaves(lambda leaf: leaf[rows], env_ret.info["final_obs"])
+                value = self.actor_critic.value(self._normalized(final_obs))
+                final_value[rows] = self._in_reward_units(value)
+        return final_value
+
+    def postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> None:
+        """Do nothing: the buffer computes advantages from what `rollout_step` answered."""
+
+    def _normalized(self, observation: Any) -> Any:
+        if self.observation_normalizer is None:
+            return observation
+        return self.observation_normalizer(observation)
+
+    def _in_reward_units(self, value: Tensor) -> Tensor:
+        return value if self.return_scale is None else value * self.return_scale.std.to(value.dtype)
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    def update_dataset(self, data: Any) -> None:
+        """Keep a rollout: flat rows with observation, action, log_prob, value, advantage, return.
+
+        Raises:
+            ContractError: a column is missing.
+        """
+        missing = [name for name in _COLUMNS if name not in data.keys()]  # noqa: SIM118 - TensorDict
+        if missing:
+            raise ContractError(
+                f"the batch lacks {', '.join(missing)}; it has {', '.join(map(str, data.keys()))}. "
+                "PPO learns from a RolloutBuffer, which computes advantage and return"
+            )
+        self.dataset = {name: data[name].to(self.device) for name in _COLUMNS}
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Update actor and critic from the last dataset.
+
+        Returns:
+            Metrics by name, floats. Losses, KL and clip fraction are means over the last pass: they
+            tell how far the update went.
+        """
+        del args, kwargs
+        data, hyper = self.dataset, self.hyper
+        self._anneal()
+        if self.return_scale is not None:
+            moments = pooled_over_ranks([batch_moments(data["return"])], self.process_group)
+            self.return_scale.merge(moments[0])
+        rows = self._prepare(data)
+        step: Callable[[Minibatch], StepOutputs] = self._autograd_step
+        borrowed: Any = contextlib.nullcontext()
+        if self._fused is not None:
+            step, borrowed = self._fused.step, self._fused.borrowed()
+        stopped_early = False
+        with borrowed:
+            for _ in range(hyper.ppo_epochs):
+                order = self._shuffled(len(rows.log_prob))
+                shuffled = Minibatch(*(_take(column, order) for column in rows))
+                outputs: list[StepOutputs] = []
+                for part in self._minibatches(len(order)):
+                    minibatch = Minibatch(*(_take(column, part) for column in shuffled))
+                    if hyper.normalize_advantage:
+                        standardized = losses.standardize(minibatch.advantage)
+                        minibatch = minibatch._replace(advantage=standardized)
+                    outputs.append(step(minibatch))
+                    stopped_early = self._exceeds_target_kl(outputs[-1], minibatch)
+                    if stopped_early:
+                        break
+                if stopped_early:
+                    break
+        self.n_updates += 1
+        if self.observation_normalizer is not None:
+            moments = self.observation_normalizer.moments(data["observation"])
+            self.observation_normalizer.merge(pooled_over_ranks(moments, self.process_group))
+        return self._metrics(data, shuffled, outputs)
+
+    def _prepare(self, data: dict[str, Any]) -> Minibatch:
+        """Return the dataset as the columns a gradient step reads, each computed once."""
+        with torch.no_grad():
+            features, action = self._normalized(data["observation"]), data["action"]
+            if self._fused is not None:
+                features, action = self.actor_critic.plain_inputs(features, action)
+            scale = 1.0 if self.return_scale is None else self.return_scale.std.float()
+            return Minibatch(
+                features,
+                action,
+                data["log_prob"],
+                data["advantage"],
+                data["return"] / scale,
+                data["value"] / scale,
+            )
+
+    def _autograd_step(self, minibatch: Minibatch) -> StepOutputs:
+        """Take one gradient step through any network."""
+        hyper = self.hyper
+        distribution, value = self.actor_critic(minibatch.features)
+        log_prob = distribution.log_prob(minibatch.action)
+        entropy = distribution.entropy().mean()
+        policy = losses.ppo_policy_loss(
+            log_prob, minibatch.log_prob, minibatch.advantage, clip_ratio=hyper.clip_ratio
+        )
+        critic_loss = losses.value_loss(
+            value,
+            minibatch.value_target,
+            old_value_B=minibatch.old_value,
+            clip_range=hyper.clip_ratio if hyper.clip_value_loss else None,
+        )
+        loss = policy.loss + hyper.value_coef * critic_loss - hyper.entropy_coef * entropy
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.actor_critic.parameters(), hyper.max_grad_norm)
+        self.optimizer.step()
+        self._network.project()
+        return StepOutputs(log_prob.detach(), value.detach(), entropy.detach(), float(norm))
+
+    def _shuffled(self, n_rows: int) -> Tensor:
+        return torch.randperm(n_rows, generator=self.shuffle_generator).to(self.device)
+
+    def _minibatches(self, n_rows: int) -> list[slice]:
+        """Cut rows into nearly equal parts of at least `minibatch_size`; as many on every rank."""
+        n_parts = max(1, least_over_ranks(n_rows, self.process_group) // self.hyper.minibatch_size)
+        borders = [n_rows * i // n_parts for i in range(n_parts + 1)]
+        return [slice(*pair) for pair in itertools.pairwise(borders)]
+
+    def _exceeds_target_kl(self, outputs: StepOutputs, minibatch: Minibatch) -> bool:
+        """Return whether the policy has moved too far; the same answer on every rank."""
+        if self.hyper.target_kl is None:
+            return False
+        kl = losses.approx_kl(outputs.log_prob, minibatch.log_prob)
+        return mean_over_ranks(float(kl), self.process_group) > 1.5 * self.hyper.target_kl
+
+    def _anneal(self) -> None:
+        if self.hyper.anneal_lr:
+            left = 1.0 - self.n_updates / self.config.train_config.max_epochs
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.learning_rate * max(0.0, left)
+
+    def _metrics(
+        self, data: dict[str, Any], rows: Minibatch, outputs: list[StepOutputs]
+    ) -> dict[str, float]:
+        """Summarise the last pass; `rows` are in its order, of which an early stop read a part."""
+        log_prob = torch.cat([output.log_prob for output in outputs])
+        value = torch.cat([output.value for output in outputs])
+        seen = Minibatch(*(_take(column, slice(len(value))) for column in rows))
+        policy = losses.ppo_policy_loss(
+            log_prob,
+            seen.log_prob,
+            losses.standardize(seen.advantage),
+            clip_ratio=self.hyper.clip_ratio,
+        )
+        metrics = {
+            "policy_loss": policy.loss,
+            "value_loss": losses.value_loss(value, seen.value_target),
+            "entropy": sum(output.entropy for output in outputs) / len(outputs),
+            "approx_kl": policy.approx_kl,
+            "clip_fraction": policy.clip_fraction,
+            "explained_variance": losses.explained_variance(data["value"], data["return"]),
+            "grad_norm": sum(output.grad_norm for output in outputs) / len(outputs),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+        }
+        head = self._network.action_head
+        if isinstance(head, GaussianHead):
+            metrics["log_std"] = head.log_std.mean()
+        return {name: float(value) for name, value in metrics.items()}
+
+    def _check_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        names = {id(tensor): name for name, tensor in self.named_parameters()}
+        self.check_finite(f"gradient of {names[id(parameter)]}", gradient)
+
+    # ---- resuming ------------------------------------------------------------------------------
+
+    def training_state(self) -> dict[str, Any]:
+        """Return how many updates have been made, which the annealed learning rate follows."""
+        return {"n_updates": self.n_updates}
+
+    def load_training_state(self, state: dict[str, Any]) -> None:
+        """Restore what `training_state` returned."""
+        self.n_updates = int(state["n_updates"])
+
+
+def _take(column: Any, rows: Tensor | slice) -> Any:
+    """Return rows of a column, which may be nested."""
+    if isinstance(column, (dict, tuple)):
+        return map_leaves(lambda leaf: leaf[rows], column)
+    return column[rows]
