@@ -1,0 +1,1 @@
+"""Files that ``rlightning new`` copies."""
