@@ -106,29 +106,34 @@ def check_env(env: BaseEnv | EnvConfig, *, steps: int = 300, seed: int = 0) -> N
         steps: random steps to take.
         seed: of the environment and the random actions.
     """
-    if isinstance(env, EnvConfig):
-        env = ENVS.get(env.backend)(env, worker_index=0)
+    worker: BaseEnv = (
+        ENVS.get(env.backend)(env, worker_index=0) if isinstance(env, EnvConfig) else env
+    )
     try:
-        meta = env.init()
-        _check_meta(env, meta)
-        first = env._reset(**env.seed_kwargs(seed))
-        again = env._reset(**env.seed_kwargs(seed))
-        _expect(
-            _equal(first.observation, again.observation),
-            "reset with the same seed twice gave two different first observations",
-        )
-        _check_ret(env, meta, again)
-        meta.action_space.seed(seed)
-        lengths = np.zeros(meta.num_envs or 1, dtype=int)
-        for _ in range(steps):
-            action = _stack_samples(meta.action_space, meta.num_envs or 1)
-            ret = env._step(PolicyResponse(env.env_id, action=action))
-            _check_ret(env, meta, ret)
-            ended = np.atleast_1d(to_numpy(ret.last_terminated) | to_numpy(ret.last_truncated))
-            lengths = np.where(ended, 0, lengths + 1)
-            _check_final(meta, ret, ended)
+        _check_worker(worker, steps=steps, seed=seed)
     finally:
-        env.close()
+        worker.close()
+
+
+def _check_worker(env: BaseEnv, *, steps: int, seed: int) -> None:
+    meta = env.init()
+    _check_meta(env, meta)
+    first = env._reset(seed=seed)
+    again = env._reset(seed=seed)
+    _expect(
+        _equal(first.observation, again.observation),
+        "reset with the same seed twice gave two different first observations",
+    )
+    _check_ret(env, meta, again)
+    meta.action_space.seed(seed)
+    lengths = np.zeros(meta.num_envs or 1, dtype=int)
+    for _ in range(steps):
+        action = _stack_samples(meta.action_space, meta.num_envs or 1)
+        ret = env._step(PolicyResponse(env.env_id, action=action))
+        _check_ret(env, meta, ret)
+        ended = np.atleast_1d(to_numpy(ret.last_terminated) | to_numpy(ret.last_truncated))
+        lengths = np.where(ended, 0, lengths + 1)
+        _check_final(meta, ret, ended)
 
 
 def _check_meta(env: BaseEnv, meta: EnvMeta) -> None:
@@ -353,11 +358,11 @@ def _stack_samples(space: Any, rows: int) -> Any:
     samples = [space.sample() for _ in range(rows)]
     if rows == 1:
         return samples[0] if not np.isscalar(samples[0]) else np.asarray(samples[0])
-    batched = gym.vector.utils.create_empty_array(space, rows)
+    batched: Any = gym.vector.utils.create_empty_array(space, rows)
     return gym.vector.utils.concatenate(space, samples, batched)
 
 
-def _row(value: Any, row: int) -> Any:
+def _row(value: Any, row: Any) -> Any:
     if isinstance(value, dict):
         return {key: _row(item, row) for key, item in value.items()}
     if isinstance(value, tuple):

@@ -78,6 +78,8 @@ class DataBuffer:
         seed: int | None = None,
     ) -> None:
         self.config = config
+        if seed is None:  # the global generator, which the run's seed has seeded
+            seed = int(np.random.randint(2**31))
         names = type(self).Extras.model_fields
         given = {name: config.get(name) for name in names if config.get(name) is not None}
         self.options: Any = self.Extras(**given)
@@ -167,6 +169,15 @@ class DataBuffer:
     def size(self) -> int:
         """Return how many transitions the buffer holds; episodes where that is the unit."""
         return len(self.storage)
+
+    def can_insert(self, rows: int) -> bool:
+        """Return whether `rows` more transitions may be collected now."""
+        del rows
+        return True
+
+    def can_sample(self, batch_size: int) -> bool:
+        """Return whether a batch of `batch_size` rows may be taken now."""
+        return self.size() >= batch_size
 
     def __len__(self) -> int:
         return self.size()

@@ -65,6 +65,10 @@ class RolloutBuffer(DataBuffer):
             self.storage.clear()
         return batches
 
+    def can_insert(self, rows: int) -> bool:
+        """Return whether `rows` more transitions fit without dropping any."""
+        return self.storage.rows + rows <= self.config.capacity
+
     def _derive(self, transitions: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
         value, later = transitions.get(("value",)), transitions.get(("_next", "value"))
         final = transitions.get(("_next", "final_value"))

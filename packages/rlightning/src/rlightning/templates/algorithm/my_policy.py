@@ -13,7 +13,10 @@ from rlightning.utils.registry import POLICIES
 def mlp(inputs: int, outputs: int, width: int) -> nn.Sequential:
     """Return two hidden tanh layers."""
     return nn.Sequential(
-        nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
+        nn.Linear(inputs, width),
+        nn.Tanh(),
+        nn.Linear(width, width),
+        nn.Tanh(),
         nn.Linear(width, outputs),
     )
 
@@ -92,8 +95,10 @@ class MyPolicy(BasePolicy):
                 clipped = ratio.clamp(1 - settings.clip_ratio, 1 + settings.clip_ratio)
                 gain = torch.min(ratio * advantage[rows], clipped * advantage[rows]).mean()
                 value_loss = (
-                    self.critic(batch["observation"]).squeeze(-1) - batch["return"]
-                ).square().mean()
+                    (self.critic(batch["observation"]).squeeze(-1) - batch["return"])
+                    .square()
+                    .mean()
+                )
                 entropy = distribution.entropy().mean()
                 loss = settings.value_coef * value_loss - gain - settings.entropy_coef * entropy
                 self.check_finite("loss", loss)
