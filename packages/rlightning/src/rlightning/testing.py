@@ -334,6 +334,7 @@ def check_engine(config: MainConfig) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         config = config.model_copy(deep=True)
+        config.attach_run(None)
         config.log.log_dir, config.train.save_dir = folder, None
         engine = build_engine(
             config,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlightning.config import Config
 from rlightning.errors import RLightningError
 from rlightning.runtime import RunContext, open_run
-from rlightning.utils.logger import get_logger, get_metrics_logger, log_metric
+from rlightning.utils.logger import close_logger, get_logger, get_metrics_logger, log_metric
 from rlightning.utils.profiler import profiler
 from rlightning.utils.progress import ProgressDisplay
 
@@ -62,6 +62,7 @@ class BaseEngine(ABC):
         self.last_metrics: dict[str, float] = {}
         """The newest value of every metric, by full name."""
         self._buffer = buffer
+        self._opened_run = config.run is None
         self.run_context: RunContext = config.run or open_run(config)
 
     @property
@@ -103,6 +104,12 @@ class BaseEngine(ABC):
             RLightningError: this engine cannot.
         """
         raise RLightningError(f"{type(self).__name__} does not evaluate")
+
+    def close(self) -> None:
+        """Close the environments, and the run's logs where this engine opened them."""
+        self.env_group.close()
+        if self._opened_run:
+            close_logger()
 
     # ---- hooks ---------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class EvaluationEngine(BaseEngine):
             _log.warning("stopped before the evaluation was complete")
         finally:
             self._eval_group.close()
-            self.env_group.close()
+            self.close()
 
     def evaluate(self, obs_set: str = "train", prefix: str = "eval") -> dict[str, float]:
         """Play the episodes and record their metrics."""

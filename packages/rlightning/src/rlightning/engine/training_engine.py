@@ -124,9 +124,9 @@ class TrainingEngine(BaseEngine):
         else:
             self.save("epoch_last")
         finally:
+            if self.config.debug:
+                self.print_timing_summary()
             self.close()
-        if self.config.debug:
-            self.print_timing_summary()
 
     def _end_epoch(self, index: int) -> None:
         """Count epoch `index` as done; save and evaluate where it is time to."""
@@ -199,10 +199,10 @@ class TrainingEngine(BaseEngine):
         self._restore(before)
 
     def close(self) -> None:
-        """Close the environments."""
-        self.env_group.close()
+        """Close the environments, and the run's logs where this engine opened them."""
         if self._eval_group is not None:
             self._eval_group.close()
+        super().close()
 
     # ---- evaluation ----------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Where the time goes: named durations, summed per owner, on a clock that never jumps.
 
 A `timing_raw` dictionary maps a name to ``{"count", "total", "avg"}``, seconds; whoever measures
-owns one. `profiler` bundles the functions under the name users import. Nothing is logged above
-DEBUG by default: one line per call would bury everything else.
+owns one. `profiler` bundles the functions under the name users import. Nothing is logged by
+default: one line per call would bury everything else.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Profiler:
 
     @contextmanager
     def timer(
-        self, name: str, timing_raw: Timing, level: str = "debug", *, enable: bool = True
+        self, name: str, timing_raw: Timing, level: str | None = None, *, enable: bool = True
     ) -> Iterator[None]:
         """Time the body under `name`, also when it raises.
 
         Args:
             name: what is timed.
             timing_raw: where the duration is added.
-            level: the log level of the line written per call.
+            level: the log level of a line per call; None writes none.
             enable: False measures nothing.
         """
         if not enable:
@@ -55,7 +55,7 @@ class Profiler:
     def timer_wrap(
         self,
         name: str | None = None,
-        level: str = "debug",
+        level: str | None = None,
         *,
         log_to_metric: bool = False,
         enable: bool = True,
@@ -64,7 +64,7 @@ class Profiler:
 
         Args:
             name: what is timed; by default the method's name.
-            level: the log level of the line written per call.
+            level: the log level of a line per call; None writes none.
             log_to_metric: also record ``Performance/time_profile/<name>``, the step being the
                 number of calls.
             enable: False leaves the method as it is.
@@ -104,14 +104,15 @@ class Profiler:
         return decorate
 
     def record_timing(
-        self, name: str, duration_s: float, timing_raw: Timing, level: str = "debug"
+        self, name: str, duration_s: float, timing_raw: Timing, level: str | None = None
     ) -> None:
-        """Add one duration, in seconds, to `timing_raw` and log it at `level`."""
+        """Add one duration, in seconds, to `timing_raw`; with a `level` log it too."""
         entry = timing_raw.setdefault(name, {"count": 0, "total": 0.0, "avg": 0.0})
         entry["count"] += 1
         entry["total"] += duration_s
         entry["avg"] = entry["total"] / entry["count"]
-        _logger.log(_level_number(level), "time_profile/%s: %.4fs", name, duration_s)
+        if level is not None:
+            _logger.log(_level_number(level), "time_profile/%s: %.4fs", name, duration_s)
 
     def log_gpu_memory_usage(self, head: str, level: int = logging.INFO, rank: int = 0) -> None:
         """Log allocated and reserved memory of the current CUDA device; nothing without one."""
