@@ -1,0 +1,201 @@
+"""What a link promises, whichever library carries it.
+
+This module imports no library; `choose` imports the one asked for.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+from plugrl_protocol.errors import Close, MisuseError, WireError, close_too_big
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Sequence
+
+Library: TypeAlias = Literal["websockets", "picows"]
+HEALTH_PATH = "/healthz"
+
+
+class ConnectFailedError(WireError, ConnectionError):
+    """One attempt to connect failed in a way that a later attempt may not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client connects."""
+
+    url: str
+    """``ws://host:port`` or ``wss://host:port``."""
+    api_key: str | None = None
+    """Sent as ``Authorization: Api-Key <key>``."""
+    ssl_context: ssl.SSLContext | None = None
+    """For ``wss``; None trusts what the system trusts."""
+    open_timeout_s: float = 10.0
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float = 20.0
+    close_timeout_s: float = 2.0
+    send_timeout_s: float = 60.0
+    """Longest that a full socket may block a send."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers to add to the handshake."""
+        return {} if self.api_key is None else {"Authorization": f"Api-Key {self.api_key}"}
+
+
+class ClientLink(Protocol):
+    """A blocking connection to a server, used by one thread."""
+
+    def send(self, frame: bytes) -> None:
+        """Send one binary frame; raises `ClosedError` when the connection is gone."""
+
+    def receive(self, timeout_s: float | None) -> bytes | str:
+        """Wait for one message; raises `ClosedError`, or `TimeoutError` after ``timeout_s``."""
+
+    def close(self, close: Close) -> None:
+        """Close, waiting at most a moment for the server to agree. May be called twice."""
+
+
+class ClientLibrary(Protocol):
+    """The module of a library: its client half."""
+
+    def connect(self, options: ClientOptions) -> ClientLink:
+        """Connect once; raises `ConnectFailedError` or `HandshakeError`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """How a server listens."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    ssl_context: ssl.SSLContext | None = None
+    max_message_mb: float = 256.0
+    ping_interval_s: float | None = 20.0
+    ping_timeout_s: float = 20.0
+    open_timeout_s: float = 10.0
+    close_timeout_s: float = 2.0
+    ready: Callable[[], bool] = lambda: True
+    """Whether the server can infer: what ``/healthz`` answers."""
+
+    @property
+    def max_bytes(self) -> int:
+        """The cap of one message, in bytes."""
+        return int(self.max_message_mb * 2**20)
+
+    @property
+    def too_big(self) -> Close:
+        """How a message over the cap is refused."""
+        return close_too_big(self.max_message_mb)
+
+    def admit(self, path: str, authorizations: Sequence[str]) -> tuple[int, str] | None:
+        """Decide on a handshake, before any frame is read.
+
+        Args:
+            path: what is asked for.
+            authorizations: every ``Authorization`` header.
+
+        Returns:
+            An HTTP status and body to answer with, or None to go on to the WebSocket.
+        """
+        if path.partition("?")[0] == HEALTH_PATH:
+            return (200, "ok\n") if self.ready() else (503, "not ready\n")
+        if self.api_key is None:
+            return None
+        # As bytes and in constant time: neither length nor content may leak.
+        expected = f"Api-Key {self.api_key}".encode()
+        given = "\n".join(authorizations).encode("utf-8", "surrogateescape")
+        return None if hmac.compare_digest(expected, given) else (401, "wrong or missing API key\n")
+
+
+class Receiver(Protocol):
+    """What a server does with one connection; called on the event loop, must not block."""
+
+    def frame(self, data: bytes | str) -> None:
+        """Take one message."""
+
+    def closed(self, close: Close) -> None:
+        """Take the end of the connection: the first close frame of either side, or code 1006."""
+
+
+class ServerLink(Protocol):
+    """One accepted connection; for use on the event loop only."""
+
+    remote: str
+
+    def send(self, frame: bytes) -> None:
+        """Queue one binary frame; a closed connection swallows it."""
+
+    def close(self, close: Close) -> None:
+        """Begin to close, after what was queued. The first call decides."""
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+
+
+class ServerLinks(Protocol):
+    """A listening server."""
+
+    port: int
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections; those that are open stay."""
+
+    async def wait_closed(self) -> None:
+        """Wait until every connection is gone."""
+
+
+class ServerLibrary(Protocol):
+    """The module of a library: its server half."""
+
+    async def listen(
+        self, options: ServerOptions, accept: Callable[[ServerLink], Receiver]
+    ) -> ServerLinks:
+        """Listen; ``accept`` is called for each connection whose handshake is done."""
+
+
+class LinkLibrary(ClientLibrary, ServerLibrary, Protocol):
+    """Both halves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """Two modules as one library."""
+
+    client: ClientLibrary
+    server: ServerLibrary
+
+    def connect(self, options: ClientOptions) -> ClientLink:
+        return self.client.connect(options)
+
+    async def listen(
+        self, options: ServerOptions, accept: Callable[[ServerLink], Receiver]
+    ) -> ServerLinks:
+        return await self.server.listen(options, accept)
+
+
+def choose(library: Library) -> LinkLibrary:
+    """Import a library.
+
+    Raises:
+        MisuseError: an unknown name, or ``picows`` without the extra ``[fast]``.
+    """
+    here = "plugrl_protocol.links"
+    if library == "websockets":
+        return _Halves(
+            import_module(f"{here}.websockets_sync"), import_module(f"{here}.websockets_asyncio")
+        )
+    if library != "picows":
+        raise MisuseError(f"unknown library {library!r}; choose 'websockets' or 'picows'")
+    try:
+        module = import_module(f"{here}.fast")
+    except ModuleNotFoundError as error:
+        raise MisuseError(
+            f"{error.name} is not installed; pip install 'plugrl-protocol[fast]'"
+        ) from error
+    return _Halves(module, module)
