@@ -62,7 +62,7 @@ def test_a_built_in_is_imported_when_it_is_asked_for(registry):
 
 
 def test_a_built_in_whose_module_is_missing_says_so(registry):
-    with pytest.raises(ConfigError, match="cannot import 'no.such.module:X'"):
+    with pytest.raises(ConfigError, match=r"cannot import 'no\.such\.module:X'"):
         registry.get("Gone")
 
 
@@ -169,7 +169,7 @@ def test_listed_modules_are_imported_and_register_themselves(tmp_path, monkeypat
 
 
 def test_a_listed_module_that_does_not_exist_says_where_it_must_be():
-    with pytest.raises(ConfigError, match="names the module 'not_there.at_all'.*importable"):
+    with pytest.raises(ConfigError, match=r"the module 'not_there\.at_all'.*importable"):
         load_modules_from_config(SimpleNamespace(imports=["not_there.at_all"]))
     load_modules_from_config(SimpleNamespace(imports=None))
     load_modules_from_config(SimpleNamespace())

@@ -43,6 +43,7 @@ __all__ = [
     "find_checkpoint",
     "list_checkpoints",
     "load_checkpoint",
+    "load_plain",
     "load_weights",
     "prune_checkpoints",
     "save_checkpoint",
@@ -203,11 +204,24 @@ def load_weights(path: pathlib.Path) -> dict[str, Any]:
     return weights
 
 
-def _load(path: pathlib.Path) -> Any:
+def load_plain(path: str | pathlib.Path, *, device: str = "cpu") -> Any:
+    """Load a file of tensors, numbers, strings and containers; executes no code from it.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds more than that.
+    """
     try:
-        return _from_plain(torch.load(path, map_location="cpu", weights_only=True))
+        return torch.load(path, map_location=device, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{path} cannot be loaded as plain data: {error}") from error
+        # What torch says here advises to load without the check; that would run the file's code.
+        raise CheckpointError(
+            f"{path} cannot be loaded as plain data: it is damaged, or holds objects whose loading "
+            "would run code"
+        ) from error
+
+
+def _load(path: pathlib.Path) -> Any:
+    return _from_plain(load_plain(path))
 
 
 def _checked_manifest(path: pathlib.Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from rlightning.checkpoint import load_plain
 from rlightning.config import Config
 from rlightning.errors import CheckpointError, ContractError
 from rlightning.policy.finite_guard import FiniteGuard
@@ -331,9 +332,9 @@ class BasePolicy(nn.Module, ABC):
         """Load what `save_checkpoint` wrote; executes no code from the file.
 
         Raises:
-            CheckpointError: the file is of another policy.
+            CheckpointError: the file is damaged, or another policy's.
         """
-        content = torch.load(path, map_location=self.device, weights_only=True)
+        content = load_plain(path, device=self.device)
         expected = {name for name, _ in self.model_list}
         found = set(content) - {EXTRA_STATE}
         if found != expected:

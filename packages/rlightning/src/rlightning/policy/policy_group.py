@@ -176,8 +176,8 @@ class PolicyGroup:
             have = policy.get_param_fingerprint()
             if have.keys() != want.keys():
                 return False
-            if any(abs(have[name] - want[name]) > rtol * abs(want[name]) for name in want):
-                return False
+            if not all(abs(have[name] - want[name]) <= rtol * abs(want[name]) for name in want):
+                return False  # NaN is never consistent
         return True
 
     # ---- checkpoints ---------------------------------------------------------------------------

@@ -81,13 +81,14 @@ def load_extra_state(policy: Any, extra: dict[str, torch.Tensor]) -> None:
             f"the state outside model_list has the names {sorted(extra)}; this policy has "
             f"{sorted(own)}"
         )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            if tensor.shape != extra[name].shape:
-                raise ContractError(
-                    f"{name} has shape {tuple(extra[name].shape)}; this policy has "
-                    f"{tuple(tensor.shape)}"
-                )
+    for name, tensor in own.items():
+        if tensor.shape != extra[name].shape:
+            raise ContractError(
+                f"{name} has shape {tuple(extra[name].shape)}; this policy has "
+                f"{tuple(tensor.shape)}"
+            )
+        # A buffer that `rollout_step` replaced is an inference tensor, writable only in that mode.
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
             tensor.copy_(extra[name])
 
 
