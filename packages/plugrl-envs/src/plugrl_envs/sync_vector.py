@@ -49,7 +49,6 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
         for index, env in enumerate(self.envs):
             _check_same_spaces(index, env, first)
         self._nested = isinstance(first.observation_space, (gym.spaces.Dict, gym.spaces.Tuple))
-        self._discrete = isinstance(first.action_space, gym.spaces.Discrete)
         self._observations = empty_batch(first.observation_space, self.num_envs)
 
     def reset(
@@ -92,8 +91,6 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
         truncations: list[Any] = []
         info: dict[str, Any] = {}
         batch = empty_batch(self.single_observation_space, self.num_envs)
-        if self._discrete:
-            actions = actions.tolist()  # Discrete checks its actions, Python's integers fastest
         nested, index = self._nested, 0
         try:
             for index, env in enumerate(self.envs):

@@ -245,9 +245,9 @@ class BaseEnv(ABC):
         if isinstance(reward, dict):
             return  # one reward per agent has no single return
         finished = self._statistics.update(
-            to_numpy(reward),
-            to_numpy(env_ret.last_terminated),
-            to_numpy(env_ret.last_truncated),
+            _array(reward),
+            _array(env_ret.last_terminated),
+            _array(env_ret.last_truncated),
             env_ret.info,
         )
         if finished is None:
@@ -280,3 +280,8 @@ class BaseEnv(ABC):
         timing["count"] += 1
         timing["total"] += duration_s
         timing["avg"] = timing["total"] / timing["count"]
+
+
+def _array(value: Any) -> Any:
+    """Return `value` as numpy where it is a tensor."""
+    return value if isinstance(value, (np.ndarray, np.generic, bool, float)) else to_numpy(value)
