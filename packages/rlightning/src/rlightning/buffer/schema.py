@@ -167,7 +167,7 @@ class RowSchema:
                 )
             array = array.reshape(self.rows)
         if array.dtype not in leaf.dtypes:
-            found = torch_dtype(array.dtype)
+            found = torch_dtype(as_array(leaf.path, array).dtype)
             if leaf.dtype != torch.bool and not torch.can_cast(found, leaf.dtype):
                 raise ContractError(
                     f"the field {dotted(leaf.path)!r} has dtype {array.dtype}; its column is "

@@ -225,6 +225,8 @@ def with_finals(
     column.tensor.copy_(later)
     for step, item in finals:
         mine = (item.envs >= envs.start) & (item.envs < envs.stop)
+        if not mine.any():
+            continue
         for env, value in zip(item.envs[mine] - envs.start, item.of(path)[mine], strict=True):
             column[step, int(env)] = value
     return column.tensor
