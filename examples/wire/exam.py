@@ -107,7 +107,7 @@ class Exam:
             await self.converse(ws)
         except ConnectionClosed:
             self.last_close = ws.close_code
-        except TimeoutError:
+        except asyncio.TimeoutError:
             self.violations.append("no pong, or no close, in time")
         except MalformedError as error:
             self.violations.append(f"malformed: {error}")
@@ -248,7 +248,7 @@ def command(*argv: str) -> Client:
         process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.DEVNULL)
         try:
             return await asyncio.wait_for(process.wait(), 30)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             process.kill()
             await process.wait()
             return -9

@@ -422,7 +422,7 @@ class Server:
             reason = "resync" if BUG == "resync-reason" else reason
         except RefusedError as error:
             code, reason = 1008, str(error).encode()[:123].decode(errors="ignore")
-        except TimeoutError:
+        except asyncio.TimeoutError:
             reason = "timeout" if BUG == "timeout-reason" else "Feedback timeout"
         except Exception:  # noqa: BLE001  # the connection's border: logged here, never sent
             traceback.print_exc()
