@@ -8,6 +8,7 @@ between the two roles. It knows nothing about environments, buffers or where oth
 from __future__ import annotations
 
 import contextlib
+import inspect
 import pathlib
 import threading
 from abc import ABC, abstractmethod
@@ -227,6 +228,11 @@ class BasePolicy(nn.Module, ABC):
 
     async def _rollout_async(self, env_ret: EnvRet) -> PolicyResponse:
         coroutine: Any = self.rollout_step(self._pre_rollout_hook(env_ret))
+        if not inspect.iscoroutine(coroutine):
+            raise ContractError(
+                f"{type(self).__name__}.rollout_step is no coroutine function; write `async def "
+                "rollout_step`, or set policy.rollout_mode: sync"
+            )
         response = await InferenceModeAwaitable(coroutine)
         return self._post_rollout_hook(env_ret, response)
 
@@ -241,6 +247,9 @@ class BasePolicy(nn.Module, ABC):
 
     def _post_rollout_hook(self, env_ret: EnvRet, response: Any) -> PolicyResponse:
         name = f"{type(self).__name__}.rollout_step"
+        if inspect.iscoroutine(response):
+            response.close()
+            raise ContractError(f"{name} is a coroutine function; set policy.rollout_mode: async")
         if not isinstance(response, PolicyResponse):
             raise ContractError(
                 f"{name} returned a {type(response).__name__}; expected a PolicyResponse "

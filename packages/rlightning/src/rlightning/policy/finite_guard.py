@@ -11,6 +11,7 @@ from rlightning.policy.state import find_optimizers
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Iterator
 
     from torch import nn
 
@@ -41,7 +42,7 @@ class FiniteGuard:
         """Remember the batch that the next gradients come from, and check its floats."""
         self._batch = batch
         self._updates += 1
-        for name, tensor in batch.items() if hasattr(batch, "items") else ():
+        for name, tensor in _leaves(batch):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
                 self.check(f"{name} in the batch", tensor)
 
@@ -67,7 +68,7 @@ class FiniteGuard:
         if parameters and not bool(_all_finite([p.grad for p in parameters])):
             for parameter in parameters:
                 name = self._names.get(id(parameter), "a parameter")
-                self.check(f"gradient of {name}", parameter.grad)
+                self.check(f"gradient of {name}", _stored(parameter.grad))
 
     def _raise(self, name: str, tensor: torch.Tensor) -> None:
         where = f"{int((~torch.isfinite(tensor)).sum())} of {tensor.numel()} numbers"
@@ -82,8 +83,12 @@ class FiniteGuard:
         if self.dump_dir is not None:
             self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"update_{self._updates}.pt"
-            batch = dict(self._batch.items()) if hasattr(self._batch, "items") else self._batch
-            torch.save({"name": name, "tensor": tensor.detach().clone(), "batch": batch}, path)
+            content = {
+                "name": name,
+                "tensor": tensor.detach().clone(),
+                "batch": _plain(self._batch),
+            }
+            torch.save(content, path)
             error.dump = str(path)
         raise error
 
@@ -91,5 +96,26 @@ class FiniteGuard:
 def _all_finite(tensors: list[Any]) -> torch.Tensor:
     # The norm is finite where every number is, and where their squares overflow the caller looks
     # closer; one fused pass over all tensors.
-    norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
+    norms = torch._foreach_norm([_stored(tensor.detach()) for tensor in tensors])
     return torch.isfinite(torch.stack(norms)).all()
+
+
+def _stored(tensor: Any) -> Any:
+    """Return the numbers that a sparse tensor stores; a dense tensor as it is."""
+    return tensor._values() if tensor.is_sparse else tensor
+
+
+def _leaves(batch: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a nested mapping with their dotted names."""
+    for name, value in batch.items() if hasattr(batch, "items") else ():
+        if hasattr(value, "items"):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _plain(batch: Any) -> Any:
+    """Return a nested mapping as dictionaries, which load without running code."""
+    if not hasattr(batch, "items"):
+        return batch
+    return {name: _plain(value) for name, value in batch.items()}

@@ -110,6 +110,7 @@ def _concatenate(values: list[Any]) -> Any:
         return {key: _concatenate([value[key] for value in values]) for key in first}
     if isinstance(first, tuple):
         return tuple(_concatenate(list(items)) for items in zip(*values, strict=True))
-    if isinstance(first, torch.Tensor):
-        return torch.cat(values)
+    tensor = next((value for value in values if isinstance(value, torch.Tensor)), None)
+    if tensor is not None:
+        return torch.cat([torch.as_tensor(value, device=tensor.device) for value in values])
     return np.concatenate(values)

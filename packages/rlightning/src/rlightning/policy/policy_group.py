@@ -7,6 +7,7 @@ gathers what a checkpoint needs. It knows nothing about environments or buffers.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import ContractError
@@ -51,6 +52,7 @@ class PolicyGroup:
         self.weight_buffer = weight_buffer
         self.version = -1
         """The version of the newest weights that were sent."""
+        self._runner: asyncio.Runner | None = None
 
     @property
     def train_list(self) -> list[BasePolicy]:
@@ -102,10 +104,17 @@ class PolicyGroup:
                 response = policy._rollout(join_rows(env_rets))
                 responses = split_rows(response, env_rets)
             elif policy.rollout_mode == "async":
-                responses = asyncio.run(_gather(policy, env_rets))
+                responses = self._event_loop().run(_gather(policy, env_rets))
             else:
                 responses = [policy._rollout(env_ret) for env_ret in env_rets]
         return BatchedData(batched_env_ret.ids(), responses)
+
+    def _event_loop(self) -> asyncio.Runner:
+        """Return the one loop that coroutine policies run in, so that locks outlive a step."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+            weakref.finalize(self, self._runner.close)
+        return self._runner
 
     def postprocess(
         self,
@@ -225,4 +234,11 @@ class PolicyGroup:
 
 
 async def _gather(policy: BasePolicy, env_rets: Sequence[EnvRet]) -> list[PolicyResponse]:
-    return list(await asyncio.gather(*(policy._rollout_async(env_ret) for env_ret in env_rets)))
+    tasks = [asyncio.create_task(policy._rollout_async(env_ret)) for env_ret in env_rets]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:  # the loop lives on, and with it what is not ended here
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
