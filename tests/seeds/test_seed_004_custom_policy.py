@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILT = importlib.util.find_spec("plugrl_server.policy") is not None
+BUILT = importlib.util.find_spec("plugrl_server.cli") is not None
 
 pytestmark = pytest.mark.skipif(not BUILT, reason="The training server and the env client")
 

@@ -1,0 +1,1 @@
+"""What policies, algorithms and the server share: registries, trees of arrays, checkpoints."""

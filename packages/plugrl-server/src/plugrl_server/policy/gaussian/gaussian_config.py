@@ -1,0 +1,21 @@
+"""Configuration of ``gaussian-policy``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from plugrl_server.policy.actor_critic_config import ActorCriticPolicyConfig
+from plugrl_server.policy.registration import register_policy_config
+
+__all__ = ["GaussianPolicyConfig"]
+
+
+@register_policy_config("gaussian-policy")
+@dataclasses.dataclass
+class GaussianPolicyConfig(ActorCriticPolicyConfig):
+    """Continuous actions from a Gaussian whose spread does not depend on the state."""
+
+    action_dim: int = 6
+    """Width of an action."""
+    action_clip: float = 1.0
+    """Actions are sent within plus and minus this; stored actions are not clipped."""

@@ -1,0 +1,53 @@
+"""Read named state vectors out of an observation, and say what is there when they are not.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plugrl_server.errors import ObservationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["describe_states", "join_states"]
+
+
+def describe_states(observation: Mapping[str, Any]) -> str:
+    """Name the state vectors of an observation with their widths: ``states a:3,t:1``."""
+    states = observation.get("states", {})
+    listed = ",".join(f"{name}:{np.shape(value)[-1]}" for name, value in sorted(states.items()))
+    return f"states {listed or 'none'}"
+
+
+def join_states(
+    observation: Mapping[str, Any], keys: Sequence[str], width: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Concatenate state vectors into one float32 ``[n, width]``.
+
+    Args:
+        observation: the batched map.
+        keys: which states, in order.
+        width: of all of them together.
+
+    Raises:
+        ObservationError: a name is missing, or the widths do not add up.
+    """
+    states = observation["states"]
+    if len(keys) == 1 and keys[0] in states:
+        joined = np.asarray(states[keys[0]], dtype=np.float32)
+    elif all(key in states for key in keys):
+        joined = np.concatenate([states[key] for key in keys], axis=1, dtype=np.float32)
+    else:
+        joined = None
+    if joined is None or joined.shape[1] != width:
+        raise ObservationError(
+            describe_states(observation),
+            f"{'+'.join(keys)}:{width}",
+            hint="Set --policy.state-keys and --policy.obs-dim to what the client sends",
+        )
+    return joined

@@ -1,0 +1,113 @@
+"""The states that travel with an action: what a policy hands over, what an algorithm keeps of it.
+
+A *runtime state* is whatever a policy returns beside its action. A *train state* is the part that
+an algorithm stores, as a nested map of numpy arrays. Both have the batch first. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from plugrl_server.common.trees import map_tree
+from rlightning.types.convert import to_numpy
+
+__all__ = [
+    "ArraySpec",
+    "NumpyState",
+    "PolicyRuntimeState",
+    "PolicyStateArray",
+    "PolicyStepState",
+    "PolicyTrainState",
+    "TrainStateSpec",
+    "infer_numpy_state_spec",
+    "infer_train_state_spec",
+    "is_numpy_state_mapping",
+    "slice_batched_state",
+    "slice_policy_step_state",
+    "to_numpy_state",
+]
+
+PolicyStateArray: TypeAlias = "np.ndarray[Any, Any]"
+NumpyState: TypeAlias = "PolicyStateArray | Mapping[str, NumpyState]"
+PolicyRuntimeState: TypeAlias = Any | None
+PolicyTrainState: TypeAlias = "Mapping[str, NumpyState] | None"
+TrainStateSpec: TypeAlias = "dict[str, TrainStateSpec | ArraySpec]"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArraySpec:
+    """Shape (without the batch) and dtype of one array."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclasses.dataclass
+class PolicyStepState:
+    """What belongs to an action between its sending and its feedback."""
+
+    runtime_state: PolicyRuntimeState = None
+    train_state: PolicyTrainState = None
+
+
+def slice_batched_state(state: Any, index: int) -> Any:
+    """Cut one row, keeping the batch axis: dicts and dataclasses field by field; None stays None.
+
+    Args:
+        state: anything indexable by batch.
+        index: which row.
+    """
+    return map_tree(lambda leaf: leaf[index : index + 1], state)
+
+
+def slice_policy_step_state(step_state: PolicyStepState, index: int) -> PolicyStepState:
+    """Cut one row of both states."""
+    return PolicyStepState(
+        runtime_state=slice_batched_state(step_state.runtime_state, index),
+        train_state=slice_batched_state(step_state.train_state, index),
+    )
+
+
+def is_numpy_state_mapping(value: Any) -> bool:
+    """Whether `value` is a nested map of numpy arrays with string keys."""
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and (isinstance(item, np.ndarray) or is_numpy_state_mapping(item))
+        for key, item in value.items()
+    )
+
+
+def to_numpy_state(value: Any) -> Any:
+    """Turn tensors, dataclasses and maps into a nested map of numpy arrays.
+
+    Tensors on the CPU share memory with the result; bfloat16 becomes float32.
+
+    Raises:
+        TypeError: a leaf inside a map is None, or is nothing that numpy holds.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        missing = [key for key, item in value.items() if item is None]
+        if missing:
+            raise TypeError(f"the state's entries {missing} are None; a stored state holds arrays")
+        return {str(key): to_numpy_state(item) for key, item in value.items()}
+    array = np.asarray(to_numpy(value))
+    if array.dtype.kind not in "biufU":
+        raise TypeError(f"a state holds {type(value).__name__}; expected arrays or tensors")
+    return array
+
+
+def infer_numpy_state_spec(state: NumpyState) -> Any:
+    """Give an `ArraySpec` per array of a batched state."""
+    if isinstance(state, Mapping):
+        return {key: infer_numpy_state_spec(item) for key, item in state.items()}
+    return ArraySpec(shape=tuple(state.shape[1:]), dtype=state.dtype.str)
+
+
+def infer_train_state_spec(train_state: PolicyTrainState) -> TrainStateSpec:
+    """Give the shapes and dtypes of a train state; an empty map for None."""
+    return {} if train_state is None else infer_numpy_state_spec(train_state)
