@@ -102,7 +102,7 @@ def supports(layers: PlainLayers, optimizer: torch.optim.Optimizer) -> bool:
         and same
         and len(hidden) > 0
         and layers.critic[-1].out_features == 1
-        and all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
+        and all(p.device.type == "cpu" and p.dtype == parameters[0].dtype for p in parameters)
     )
 
 
@@ -181,7 +181,7 @@ class FusedPPO:
         self._order = _parameters(layers)
         size = sum(parameter.numel() for parameter in self._order)
         self._flat, self._gradient, self._exp_avg, self._exp_avg_sq, self._scratch = (
-            torch.zeros(size) for _ in range(5)
+            torch.zeros(size, dtype=self._order[0].dtype) for _ in range(5)
         )
         self._weights, self._gradients = (
             _Views(flat, layers) for flat in (self._flat, self._gradient)
@@ -192,7 +192,7 @@ class FusedPPO:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Take parameters and moments for the duration of an update.
+        """Take parameters and moments for the duration of an update; autograd is off inside.
 
         An error inside leaves modules and optimizer as they were before.
         """
@@ -265,7 +265,7 @@ class FusedPPO:
         torch.sum(d_out_BA, 0, out=g.actor_bias)
         torch.mv(last[1].t(), d_value_B, out=g.critic_weight)
         torch.sum(d_value_B, 0, keepdim=True, out=g.critic_bias)
-        d_hidden = torch.empty(last.shape)
+        d_hidden = torch.empty(last.shape, dtype=last.dtype)
         torch.mm(d_out_BA, w.actor_weight, out=d_hidden[0])
         torch.mul(d_value_B.unsqueeze(1), w.critic_weight, out=d_hidden[1])
         inputs = [features_BD, *hidden[:-1]]

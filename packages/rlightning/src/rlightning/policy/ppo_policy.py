@@ -249,6 +249,8 @@ class PPOPolicy(BasePolicy):
             old_value_B=minibatch.old_value,
             clip_range=hyper.clip_ratio if hyper.clip_value_loss else None,
         )
+        self.check_finite("policy loss", policy.loss)
+        self.check_finite("value loss", critic_loss)
         loss = policy.loss + hyper.value_coef * critic_loss - hyper.entropy_coef * entropy
         self.optimizer.zero_grad()
         loss.backward()
@@ -304,7 +306,7 @@ class PPOPolicy(BasePolicy):
         }
         head = self._network.action_head
         if isinstance(head, GaussianHead):
-            metrics["log_std"] = head.log_std.mean()
+            metrics["log_std"] = head.log_std.detach().mean()
         return {name: float(value) for name, value in metrics.items()}
 
     def _check_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
