@@ -1,8 +1,12 @@
 """The C++ client builds without warnings, keeps the protocol, and runs Gymnasium's Pendulum."""
 
 import asyncio
+import base64
+import contextlib
+import hashlib
 import importlib
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -223,6 +227,158 @@ def test_pendulum_refuses_a_policy_of_another_width(monkeypatch, programs):
     code, output, _ = run_pendulum(monkeypatch, programs, server=["--action-dim", "2"])
     assert code == 1
     assert "takes one torque" in output
+
+
+# --- frames made by hand, below what any WebSocket library would send -----------------------------
+
+
+def frame(opcode, payload=b"", *, final=True, bits=0, masked=False, length=None):
+    """Return a server's frame, possibly against RFC 6455."""
+    size = len(payload) if length is None else length
+    head = bytes([(0x80 if final else 0) | bits | opcode])
+    if size < 126:
+        head += bytes([size | (0x80 if masked else 0)])
+    else:
+        head += bytes([127]) + struct.pack(">Q", size)
+    return head + (bytes(4) if masked else b"") + payload
+
+
+async def read_client_frame(reader):
+    """Return (opcode, payload) of a client's frame, which must be masked."""
+    first, second = await reader.readexactly(2)
+    assert second & 0x80, "the client sent an unmasked frame"
+    size = second & 0x7F
+    if size > 125:
+        wide = await reader.readexactly(2 if size == 126 else 8)
+        size = int.from_bytes(wide, "big")
+    mask = await reader.readexactly(4)
+    payload = await reader.readexactly(size)
+    return first & 0x0F, bytes(byte ^ mask[i % 4] for i, byte in enumerate(payload))
+
+
+def serve_by_hand(folder, script, *flags, accept=None):
+    """Run the probe against a TCP server; script(reader, writer) follows the handshake.
+
+    Returns (exit code, what the script returned on the last connection).
+    """
+    results = []
+
+    async def handle(reader, writer):
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        key = re.search(r"Sec-WebSocket-Key: (\S+)", request)[1]
+        guid = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        digest = base64.b64encode(hashlib.sha1((key + guid).encode()).digest()).decode()
+        head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        writer.write(f"{head}sec-websocket-ACCEPT:  {accept or digest} \r\n\r\n".encode())
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            results.append(await script(reader, writer))
+        writer.close()
+
+    async def run():
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        command = [str(folder / "probe"), "--port", str(port), "--reconnect-limit", "1", *flags]
+        process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+        code = await asyncio.wait_for(process.wait(), 30)
+        server.close()
+        await server.wait_closed()
+        return code
+
+    return asyncio.run(run()), results
+
+
+METADATA = ref_server.encode({"message_type": "metadata", "data": {}})
+
+
+def test_fragments_pings_and_dribbled_bytes_are_understood(programs):
+    async def script(reader, writer):
+        stream = frame(2, METADATA[:5], final=False) + frame(9, b"still there?")
+        stream += frame(0, METADATA[5:9], final=False) + frame(0xA, b"unasked") + frame(0)
+        for byte in stream.replace(frame(0), frame(0, METADATA[9:])):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        pong = await read_client_frame(reader)
+        _, infer = await read_client_frame(reader)
+        writer.write(frame(8, struct.pack(">H", 1001) + b"plugrl-server-stop"))
+        return pong, ref_server.decode(infer)["message_type"], await read_client_frame(reader)
+
+    code, [result] = serve_by_hand(programs, script)
+    assert code == 0
+    assert result == ((0xA, b"still there?"), "infer", (8, struct.pack(">H", 1001)))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        frame(2, METADATA, masked=True),
+        frame(2, METADATA, bits=0x40),
+        frame(3, METADATA),
+        frame(0, METADATA),
+        frame(2, METADATA[:3], final=False) + frame(2, METADATA[3:]),
+        frame(9, b"", final=False),
+        frame(9, bytes(126)),
+        frame(2, b"", length=2**63),
+    ],
+)
+def test_frames_against_the_rfc_end_with_1002_and_exit_code_one(programs, bad):
+    async def script(reader, writer):
+        writer.write(bad)
+        return await read_client_frame(reader)
+
+    code, results = serve_by_hand(programs, script)
+    assert code == 1
+    assert results == [(8, struct.pack(">H", 1002))]
+
+
+def test_a_frame_that_claims_an_exabyte_costs_nothing_and_counts_as_a_loss(programs):
+    async def script(reader, writer):
+        writer.write(frame(2, b"x" * 1000, length=2**60))
+
+    code, results = serve_by_hand(programs, script)
+    assert code == 3
+    assert len(results) == 2
+
+
+def test_a_wrong_accept_key_is_no_server(programs):
+    async def script(reader, writer):
+        return await reader.read()
+
+    code, results = serve_by_hand(programs, script, accept="c2VydmVyIG9mIGFub3RoZXIga2luZA==")
+    assert code == 3
+    assert results == [b"", b""]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xc1",
+        b"",
+        b"\x90",
+        METADATA + b"\0",
+        METADATA[:-1],
+        ref_server.encode({"message_type": "metadata", "data": [1]}),
+        ref_server.encode({"message_type": "action", "data": {}}),
+    ],
+)
+def test_a_malformed_message_is_reported_not_retried(programs, payload):
+    async def script(reader, writer):
+        writer.write(frame(2, payload))
+        return await read_client_frame(reader)
+
+    code, results = serve_by_hand(programs, script)
+    assert code == 1
+    assert results == [(8, struct.pack(">H", 1002))]
+
+
+@pytest.mark.parametrize(
+    "bug", ["metadata-twice", "env-ids-reordered", "feedback-answered", "action-batch-major"]
+)
+def test_a_server_that_breaks_the_protocol_is_reported(monkeypatch, programs, bug):
+    monkeypatch.setattr(ref_server, "BUG", bug)
+    server = ["--action-horizon", "3"]
+    code, output, _ = run_pendulum(monkeypatch, programs, "--num-envs", "2", server=server)
+    assert code == 1
+    assert "giving up: " in output
 
 
 @pytest.mark.slow

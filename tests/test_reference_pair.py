@@ -92,6 +92,16 @@ def test_a_client_without_a_server_gives_up_with_exit_code_three():
     assert output.count("no server at") == 3
 
 
+@pytest.mark.parametrize(
+    "bug", ["metadata-twice", "env-ids-reordered", "feedback-answered", "action-batch-major"]
+)
+def test_a_server_that_breaks_the_protocol_is_reported(bug):
+    with server_process("--bug", bug) as (_, port):
+        code, output = run_client(port, "--num-envs", "3")
+    assert code == 1
+    assert "giving up: " in output
+
+
 @pytest.mark.parametrize(("script", "module"), [(SERVER, ref_server), (CLIENT, ref_client)])
 def test_every_bug_is_listed_with_its_clause(script, module):
     command = [sys.executable, str(script), "--list-bugs"]
@@ -558,6 +568,23 @@ def test_a_reused_row_is_the_last_feedback_of_that_env(monkeypatch):
     first, last = asyncio.run(run())
     assert first.tolist() == [[3, 3]] * 4
     assert last.tolist() == [[7, 9, 5]] * 4
+
+
+def test_observations_that_are_not_finite_are_counted_and_named(capsys):
+    async def run():
+        async with serving() as peer, peer() as p:
+            await p.hello()
+            bad = obs(2)
+            bad["states"]["t"][1] = np.nan
+            bad["states"]["x"][1, 0] = np.inf
+            await p.act([0, 1], data=bad)
+            await p.feedback([0, 1], obs=bad)
+            await p.act([0])
+
+    asyncio.run(run())
+    output = capsys.readouterr().out
+    assert "not finite: states/t\nnot finite: states/x\n" in output
+    assert "server/nonfinite_observations 2" in output
 
 
 @pytest.mark.parametrize(

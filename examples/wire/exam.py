@@ -17,13 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ref_server
-from ref_server import MalformedError, Session, encode
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 if TYPE_CHECKING:
     from websockets.http11 import Request, Response
+
+    from examples.wire import ref_server
+    from examples.wire.ref_server import MalformedError, Session, encode
+else:  # run as a script, beside the server
+    import ref_server
+    from ref_server import MalformedError, Session, encode
 
 HORIZON, WIDTH, KEY = 4, 3, "sesame"
 Client = Callable[[str, int], Awaitable[int]]  # (host, port) -> exit code

@@ -26,7 +26,7 @@ from websockets.exceptions import (
 from websockets.sync.client import ClientConnection, connect
 
 FEATURES = ("reuse-feedback-obs", "chunk-steps")
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0
+FIRST_WAIT_S, LONGEST_WAIT_S, METADATA_WAIT_S = 0.1, 5.0, 30.0
 
 BUGS = {
     "deflate": "1: permessage-deflate is not negotiated",
@@ -113,9 +113,9 @@ def from_wire(node: dict[Any, Any]) -> Any:
     return np.ndarray(shape, dtype, buffer=data)
 
 
-def receive(ws: ClientConnection, kind: str) -> dict[str, Any]:
+def receive(ws: ClientConnection, kind: str, timeout_s: float | None = None) -> dict[str, Any]:
     """Return ``data`` of the next message, which must be of this kind."""
-    frame = ws.recv()
+    frame = ws.recv(timeout_s)
     while isinstance(frame, str):
         if BUG == "text-exits-zero":
             raise SystemExit(0)
@@ -198,7 +198,7 @@ class Rollout:
 
     def play(self, ws: ClientConnection) -> None:
         """Exchange messages on a fresh connection until enough episodes are finished."""
-        self.read_metadata(receive(ws, "metadata"))
+        self.read_metadata(receive(ws, "metadata", METADATA_WAIT_S))
         self.progress = False
         if BUG != "reuse-across-connections":
             self.reusable.clear()

@@ -283,6 +283,7 @@ class Session:
         if "reuse-feedback-obs" in self.options.features and "reuse" in message:
             reuse = vector(message, "reuse", len(envs), ("b1",))
         obs = observation(submap(message, "data"), int((~reuse).sum()))
+        self.watch(obs)
         fresh = iter(
             [
                 {key: value[i] for key, value in obs.items() if i < len(value)}
@@ -307,13 +308,22 @@ class Session:
         return row or {}
 
     def check_policy(self, rows: list[dict[str, Any]]) -> None:
-        """Refuse observations that the (pretended) policy was not built for; count non-finite."""
+        """Refuse observations that the (pretended) policy was not built for."""
         for row in rows:
             states = {k[7:]: v for k, v in row.items() if k.startswith("states/")}
-            self.nonfinite += any(not np.isfinite(value).all() for value in states.values())
             found = ",".join(f"{name}:{len(value)}" for name, value in sorted(states.items()))
             if self.options.expect is not None and found != self.options.expect:
                 raise RefusedError(f"states {found}, policy has {self.options.expect}")
+
+    def watch(self, obs: dict[str, Any]) -> None:
+        """Count observations that are not finite, and name them; none is learned from."""
+        rows: set[int] = set()
+        for name, value in obs.items():
+            finite = not name.startswith("states/") or np.isfinite(value)
+            if not np.all(finite):
+                log(f"not finite: {name}")
+                rows.update(np.flatnonzero(~np.all(finite, axis=1)).tolist())
+        self.nonfinite += len(rows)
 
     def act(self, envs: list[int], rows: list[dict[str, Any]]) -> bytes:
         """Return the action message, float32 [H, n, da]."""
@@ -342,6 +352,7 @@ class Session:
         need(np.isfinite(rewards).all(), f"rewards are not finite: {rewards}", "nan-reward")
         done = vector(data, "terminated", m, ("b1",)) | vector(data, "truncated", m, ("b1",))
         obs = observation(submap(data, "obs"), m)
+        self.watch(obs)
         check_info(submap(data, "info"), m)
         steps = np.ones(m, int)
         if "chunk-steps" in self.options.features and "steps" in message:
