@@ -13,9 +13,17 @@ import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILT = importlib.util.find_spec("plugrl_server.cli") is not None
+ISSUE = "The training server and the env client"
 
-pytestmark = pytest.mark.skipif(not BUILT, reason="The training server and the env client")
+
+def needs(module):
+    """Skip a test until a module of the server exists."""
+    parent = f"plugrl_server.{module}".rpartition(".")[0]
+    missing = not importlib.util.find_spec(parent) or not importlib.util.find_spec(
+        f"plugrl_server.{module}"
+    )
+    return pytest.mark.skipif(missing, reason=ISSUE)
+
 
 QUICKSTART = """
 import dataclasses
@@ -144,6 +152,7 @@ def test_statement_a_registered_policy_is_made_by_its_uid(policy):
 
 def test_statement_a_torch_policy_is_a_module_with_a_state_dict():
     import torch
+
     from plugrl_server.policy.base_torch_policy import BaseTorchPolicy, BaseTorchPolicyConfig
 
     class Linear(BaseTorchPolicy):
@@ -166,6 +175,7 @@ def test_statement_a_torch_policy_is_a_module_with_a_state_dict():
     assert made.extract_model_obs_tensor(observation(3)).shape == (3, 2)
 
 
+@needs("cli")
 def test_statement_a_torch_policy_has_a_device_flag():
     from plugrl_server.policy.base_policy import BasePolicyConfig
     from plugrl_server.policy.base_torch_policy import BaseTorchPolicyConfig
@@ -174,6 +184,7 @@ def test_statement_a_torch_policy_has_a_device_flag():
     assert "device" not in {field.name for field in dataclasses.fields(BasePolicyConfig)}
 
 
+@needs("cli")
 def test_statement_the_reference_implementation_is_where_the_guide_says():
     assert (ROOT / "packages/plugrl-server/examples/sac/sac_policy.py").is_file()
 
@@ -189,6 +200,7 @@ def test_statement_a_built_in_has_its_folder_and_is_imported_by_the_package():
     assert "plugrl_server.policy.gaussian" in sys.modules
 
 
+@needs("cli")
 def test_statement_a_plug_in_is_found_once_its_module_is_imported(plug_in):
     shown = server(plug_in, "--help")
     assert shown.returncode == 0
@@ -198,12 +210,14 @@ def test_statement_a_plug_in_is_found_once_its_module_is_imported(plug_in):
 # --- Verify ---------------------------------------------------------------------------------------
 
 
+@needs("cli")
 def test_snippet_the_command_line_answers_help():
     program = pathlib.Path(sys.executable).parent / "plugrl-run-server"
     shown = subprocess.run([program, "--help"], capture_output=True, timeout=60, check=False)
     assert shown.returncode == 0
 
 
+@needs("cli")
 def test_snippet_a_plug_in_policy_is_selected_on_the_command_line(plug_in):
     shown = server(plug_in, "your-policy", "default", "dummy", "default", "--help")
     assert shown.returncode == 0
@@ -229,14 +243,15 @@ def test_statement_a_one_step_policy_returns_one_horizon_step():
     assert "gaussian-policy" in REGISTERED_POLICIES
 
 
+@needs("testing")
 def test_statement_the_server_swaps_the_first_two_axes_before_it_sends():
-    pytest.importorskip("plugrl_server.server", reason="The training server and the env client")
     from plugrl_server.testing import serve_policy
 
     with serve_policy("seed-filled") as client:
         assert client.infer(observation(3)).shape == (1, 3, 2)
 
 
+@needs("testing")
 def test_statement_the_shape_of_actions_is_in_the_metadata():
     from plugrl_server.testing import serve_policy
 
@@ -245,6 +260,7 @@ def test_statement_the_shape_of_actions_is_in_the_metadata():
         assert client.metadata["action_horizon"] == 1
 
 
+@needs("testing")
 def test_statement_a_policy_without_action_shape_runs_and_leaves_it_out_of_the_metadata():
     from plugrl_server.testing import serve_policy
 
@@ -263,6 +279,7 @@ class State:
 @pytest.mark.parametrize("kind", ["dataclass", "dict", "array", "tensor", "none"])
 def test_statement_a_runtime_state_is_sliced_by_environment(kind):
     import torch
+
     from plugrl_server.policy.state import slice_batched_state
 
     array = np.arange(6.0).reshape(3, 2)
@@ -288,6 +305,7 @@ def test_statement_a_fake_runtime_state_sizes_the_buffers(policy):
     assert policy.fake_runtime_state(5)["position"].dtype == np.float32
 
 
+@needs("algorithm.base_algorithm")
 def test_statement_algorithms_ask_for_it_through_example_train_state(policy):
     from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig, BaseAlgorithm
 
@@ -308,6 +326,7 @@ def test_statement_the_runtime_state_is_an_alias_and_no_base_class():
 # --- Troubleshooting ------------------------------------------------------------------------------
 
 
+@needs("cli")
 def test_statement_a_uid_is_not_listed_when_its_module_was_not_imported():
     code = "from plugrl_server.cli import main; main()"
     shown = subprocess.run(
@@ -321,6 +340,7 @@ def test_statement_a_uid_is_not_listed_when_its_module_was_not_imported():
     assert "your-policy" in shown.stderr
 
 
+@needs("testing")
 def test_statement_an_action_that_changes_its_shape_fails_with_that_reason(policy):
     from plugrl_server.testing import check_policy
 
@@ -333,6 +353,7 @@ def test_statement_an_action_that_changes_its_shape_fails_with_that_reason(polic
         check_policy(Unstable(policy.config))
 
 
+@needs("testing")
 def test_statement_missing_runtime_state_fields_are_named(policy):
     from plugrl_server.testing import check_policy
 
@@ -344,6 +365,7 @@ def test_statement_missing_runtime_state_fields_are_named(policy):
         check_policy(Missing(policy.config))
 
 
+@needs("testing")
 def test_statement_dtypes_that_drift_are_named(policy):
     from plugrl_server.testing import check_policy
 
