@@ -21,10 +21,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 if TYPE_CHECKING:
-    from websockets.http11 import Request, Response
-
     from examples.wire import ref_server
     from examples.wire.ref_server import MalformedError, Session, encode
+    from websockets.http11 import Request, Response
 else:  # run as a script, beside the server
     import ref_server
     from ref_server import MalformedError, Session, encode
