@@ -17,7 +17,7 @@ from plugrl_envs import (
 from plugrl_envs.async_vector import AsyncRows
 from plugrl_envs.testing import CounterEnv, FaultyEnv, SpaceEnv
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.0
 
 
 def workers():
@@ -53,7 +53,7 @@ def faulty_rows(fault, on, *, bad=1, timeout_s=TIMEOUT_S):
 
 
 @pytest.mark.parametrize("on", ["reset", "step"])
-@pytest.mark.parametrize("fault", ["raise", "hang", "die"])
+@pytest.mark.parametrize("fault", ["raise", "hang", "ignore", "die"])
 def test_a_broken_row_is_named_within_the_deadline(fault, on):
     env = faulty_rows(fault, on)
 
@@ -63,13 +63,13 @@ def test_a_broken_row_is_named_within_the_deadline(fault, on):
             env.step(np.zeros(3, int))
 
     begin = time.monotonic()
-    expected = EnvTimeoutError if fault == "hang" else EnvWorkerError
+    expected = EnvTimeoutError if fault in ("hang", "ignore") else EnvWorkerError
     with pytest.raises(expected, match=f"environment 1 failed during {on}") as caught:
         use()
-    assert time.monotonic() - begin < TIMEOUT_S + 2
+    assert time.monotonic() - begin < TIMEOUT_S + 3
     assert caught.value.index == 1
     reason = {"raise": "ZeroDivisionError: the simulator is broken", "die": "exit code 7"}
-    assert reason.get(fault, "no answer within 2 s") in str(caught.value)
+    assert reason.get(fault, "no answer within 1 s") in str(caught.value)
     assert env.closed
     with pytest.raises(RuntimeError, match="closed vector environment"):
         env.step(np.zeros(3, int))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +47,7 @@ class SharedBatch:
         self._offset = 0
         size = _size_of(prototype)
         self._owner = name is None
-        self._memory = SharedMemory(name=name, create=self._owner, size=size)
+        self._memory = _attach(name) if name else SharedMemory(create=True, size=size)
         self.name = self._memory.name
         views = self._place(prototype)
         self.observations, self.final_obs, self.rewards, self.terminated, self.truncated = views
@@ -67,6 +69,21 @@ class SharedBatch:
         self._memory.close()
         if self._owner:
             self._memory.unlink()
+
+
+def _attach(name: str) -> SharedMemory:
+    """Open a block that another process owns, without telling this process's resource tracker.
+
+    A tracker removes what it knows of when its process ends, and this block must outlive us.
+    """
+    if sys.version_info >= (3, 13):
+        return SharedMemory(name=name, track=False)
+    register = resource_tracker.register
+    resource_tracker.register = lambda *_: None  # what `track=False` does, before Python had it
+    try:
+        return SharedMemory(name=name)
+    finally:
+        resource_tracker.register = register
 
 
 def _aligned(size_bytes: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 import time
 from typing import Any, Literal
 
@@ -161,14 +162,14 @@ class FaultyEnv(CounterEnv):
     """A `CounterEnv` that raises, hangs or dies.
 
     Args:
-        fault: what goes wrong.
+        fault: what goes wrong; ``"ignore"`` hangs and does not end when asked to (SIGTERM).
         on: in which call.
         at: in which step of an episode, for ``on="step"``.
     """
 
     def __init__(
         self,
-        fault: Literal["raise", "hang", "die", "none"] = "none",
+        fault: Literal["raise", "hang", "ignore", "die", "none"] = "none",
         *,
         on: Literal["make", "reset", "step"] = "step",
         at: int = 2,
@@ -181,7 +182,9 @@ class FaultyEnv(CounterEnv):
     def _fail(self) -> None:
         if self._fault == "raise":
             raise ZeroDivisionError("the simulator is broken")
-        if self._fault == "hang":
+        if self._fault == "ignore":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self._fault in ("hang", "ignore"):
             time.sleep(1e6)
         if self._fault == "die":
             os._exit(7)

@@ -42,11 +42,15 @@ class CanonicalVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, vec_env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
-        check_observation_space(vec_env.single_observation_space)
         self.env = vec_env
         self.num_envs = vec_env.num_envs
-        self._border = ActionBorder(vec_env.single_action_space, self.num_envs)
-        self._step = same_step(vec_env)
+        try:
+            check_observation_space(vec_env.single_observation_space)
+            self._border = ActionBorder(vec_env.single_action_space, self.num_envs)
+            self._step = same_step(vec_env)
+        except BaseException:
+            self.close()  # nobody else holds `vec_env` and the processes it may have
+            raise
         self._seeds_by_row = isinstance(vec_env.unwrapped, _SEEDED_BY_ROW)
         self.metadata = {**vec_env.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.spec = vec_env.spec
