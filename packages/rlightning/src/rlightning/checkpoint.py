@@ -16,7 +16,9 @@ this module. It knows nothing about policies.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -31,7 +33,6 @@ import numpy as np
 import torch
 
 from rlightning.errors import CheckpointError
-from rlightning.types import map_leaves
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ _MANIFEST, _WEIGHTS, _TRAINING, _CONFIG = (
     "config.yaml",
 )
 _ARRAY = "__ndarray__"
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_TRIES = 10
 _log = get_logger("checkpoint")
 
 
@@ -99,8 +102,8 @@ def save_checkpoint(
     _tidy(folder)
     beside = folder / f".tmp-{name}-{os.getpid()}"
     beside.mkdir()
-    torch.save(_to_plain(checkpoint.weights), beside / _WEIGHTS)
-    torch.save(_to_plain(checkpoint.training), beside / _TRAINING)
+    torch.save(_to_plain(checkpoint.weights, "weights"), beside / _WEIGHTS)
+    torch.save(_to_plain(checkpoint.training, "training"), beside / _TRAINING)
     (beside / _CONFIG).write_text(checkpoint.config_yaml, encoding="utf-8")
     files = {path.name: _describe(path) for path in sorted(beside.iterdir())}
     manifest = {
@@ -113,18 +116,21 @@ def save_checkpoint(
         "files": files,
     }
     (beside / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
-    policy_file = beside / "policy.pt"
+    policy_file = beside / f"{name}.pt"
     write_policy_file(str(policy_file))
+    if not policy_file.is_file():
+        raise CheckpointError(
+            f"the policy's save_checkpoint wrote no file to {policy_file}; it must write to the "
+            "path it is given"
+        )
     for path in beside.iterdir():
         _flush(path)
     policy_file.replace(folder / f"{name}.pt")
     _flush(beside)
     target = folder / name
-    if target.exists():
-        target.rename(folder / f".old-{name}")
-    beside.rename(target)
+    _put_in_place(beside, target)
     _flush(folder)
-    shutil.rmtree(folder / f".old-{name}", ignore_errors=True)
+    shutil.rmtree(_old(target), ignore_errors=True)
     return target
 
 
@@ -156,6 +162,7 @@ def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
     Raises:
         CheckpointError: there is none.
     """
+    _recover(where.parent)
     if where.suffix == ".pt" and where.with_suffix("").is_dir():
         where = where.with_suffix("")
     if (where / _MANIFEST).is_file():
@@ -227,16 +234,15 @@ def _load(path: pathlib.Path) -> Any:
 def _checked_manifest(path: pathlib.Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        files = manifest["files"]
-    except (OSError, ValueError, KeyError) as error:
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path} has checkpoint format {manifest['format']}; this version reads {FORMAT}"
+            )
+        for name, expected in manifest["files"].items():
+            if not (path / name).is_file() or _describe(path / name) != expected:
+                raise CheckpointError(f"{path} is damaged: {name} is not what its manifest says")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{path} has checkpoint format {manifest.get('format')}; this version reads {FORMAT}"
-        )
-    for name, expected in files.items():
-        if not (path / name).is_file() or _describe(path / name) != expected:
-            raise CheckpointError(f"{path} is damaged: {name} is not what its manifest says")
     return manifest
 
 
@@ -254,12 +260,33 @@ def _flush(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def _old(target: pathlib.Path) -> pathlib.Path:
+    """Return where a directory waits while another one takes its name."""
+    return target.with_name(f".old-{target.name}")
+
+
+def _put_in_place(beside: pathlib.Path, target: pathlib.Path) -> None:
+    """Rename `beside` to `target`, over an earlier directory of that name."""
+    for _ in range(_TRIES):
+        if target.exists():
+            target.rename(_old(target))
+        try:
+            beside.rename(target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            continue  # a reader saw the gap and put the earlier directory back
+        return
+    raise CheckpointError(f"{target} cannot be replaced: other processes keep putting it back")
+
+
 def _recover(folder: pathlib.Path) -> None:
     """Put back a directory whose replacement was killed between two renames."""
     for old in folder.glob(".old-*"):
         target = folder / old.name.removeprefix(".old-")
         if not target.exists():
-            old.rename(target)
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # the writer was living
+                old.rename(target)
 
 
 def _tidy(folder: pathlib.Path) -> None:
@@ -281,15 +308,29 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _to_plain(value: Any) -> Any:
-    """Turn numpy arrays and scalars, which the safe loader refuses, into tensors and numbers."""
+def _to_plain(value: Any, path: str) -> Any:
+    """Turn numpy values, which the safe loader refuses, into tensors and numbers.
 
-    def convert(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return {_ARRAY: torch.from_numpy(np.ascontiguousarray(leaf))}
-        return leaf.item() if isinstance(leaf, np.generic) else leaf
-
-    return map_leaves(convert, value)
+    Raises:
+        CheckpointError: something at `path` is no plain data, and could not be loaded again.
+    """
+    if isinstance(value, dict):
+        return {key: _to_plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, (list, tuple)):
+        items = [_to_plain(item, f"{path}.{index}") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return {_ARRAY: torch.from_numpy(np.require(value, requirements=["C", "W"]))}
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
+        return value
+    raise CheckpointError(
+        f"{path} is a {type(value).__name__}; a checkpoint holds tensors, arrays, numbers, text "
+        "and containers of them, which load without running code"
+    )
 
 
 def _from_plain(value: Any) -> Any:
