@@ -11,6 +11,7 @@ from plugrl_envs.errors import (
     UnknownEnvError,
     UnsupportedSpaceError,
 )
+from plugrl_envs.frames import FrameTap
 from plugrl_envs.make import Vectorization, WorkerOptions, make_vec
 from plugrl_envs.seeding import derive_seeds, row_seeds
 from plugrl_envs.snapshot import get_state, set_state
@@ -27,6 +28,7 @@ __all__ = [
     "EnvWorkerError",
     "EpisodeStatistics",
     "FinishedEpisodes",
+    "FrameTap",
     "InvalidActionError",
     "MissingExtraError",
     "PlugrlEnvsError",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "USER_ERRORS",
     "CheckpointError",
     "ConfigError",
     "ContractError",
@@ -130,6 +131,16 @@ class RunDirectoryError(RLightningError, RuntimeError):
 
 class StopRequested(RLightningError):  # noqa: N818  # a request, not a fault
     """Ctrl-C or SIGTERM arrived; the run saves and ends with exit code 0."""
+
+
+USER_ERRORS = (
+    ConfigError,
+    UnknownNameError,
+    DuplicateNameError,
+    CheckpointError,
+    RunDirectoryError,
+)
+"""Mistakes in a command or a configuration: a command shows their message and no traceback."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

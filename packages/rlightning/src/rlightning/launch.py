@@ -7,23 +7,31 @@ configuration. Stopping by Ctrl-C or SIGTERM saves and returns normally.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING
 
 from rlightning.config import MainConfig, compose, compose_main
-from rlightning.errors import ConfigError, RLightningError, StopRequested
+from rlightning.errors import USER_ERRORS, ConfigError, StopRequested
 from rlightning.utils.logger import close_logger, get_logger
 from rlightning.utils.registry import load_modules_from_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["add_run_options", "launch", "run_main", "train_main"]
+__all__ = [
+    "add_run_options",
+    "exit_on_user_error",
+    "launch",
+    "print_config",
+    "run_main",
+    "train_main",
+]
 
 _log = get_logger("launch")
-_EXIT_CODE_OF_A_WRONG_CONFIGURATION = 2
+_EXIT_CODE_OF_A_MISTAKE = 2
 
 
 def launch(
@@ -47,18 +55,25 @@ def launch(
     if not folder.is_absolute():
         source = sys.modules[main_func.__module__].__file__
         folder = pathlib.Path(source).resolve().parent / folder if source else folder.resolve()
-    try:
+    with exit_on_user_error():
         if arguments.cfg:
-            from omegaconf import OmegaConf
-
-            composed = compose(folder, arguments.config_name, arguments.overrides)
-            sys.stdout.write(OmegaConf.to_yaml(composed, resolve=True))
+            print_config(folder, arguments.config_name, arguments.overrides)
             return
         config = compose_main(folder, arguments.config_name, arguments.overrides)
         run_main(main_func, config, resume=arguments.resume, overwrite=arguments.overwrite)
-    except ConfigError as error:
+
+
+@contextlib.contextmanager
+def exit_on_user_error() -> Iterator[None]:
+    """End the process with exit code 2 and a message where a command or configuration is wrong.
+
+    Other errors pass with their traceback.
+    """
+    try:
+        yield
+    except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
-        raise SystemExit(_EXIT_CODE_OF_A_WRONG_CONFIGURATION) from error
+        raise SystemExit(_EXIT_CODE_OF_A_MISTAKE) from error
 
 
 def run_main(
@@ -73,8 +88,8 @@ def run_main(
     Args:
         main_func: called with `config`.
         config: the run.
-        resume: a checkpoint, or a folder that holds some, to continue from; an empty string means
-            this run's own folder.
+        resume: a checkpoint, or a folder that holds some, to continue from, in the folder of the
+            run that wrote it; an empty string means the newest of the run that `config` names.
         overwrite: whether an earlier run in the same folder may be written over.
     """
     _apply_environment(config)
@@ -99,8 +114,8 @@ def run_main(
             _log.info("learning curve %s", curve)
     except StopRequested:
         _log.warning("stopped before training began; nothing to save")
-    except Exception:
-        _log.exception("the run failed; its folder is %s", context.run_dir)
+    except Exception as error:
+        _log.error("the run failed: %s; its folder is %s", error, context.run_dir)
         raise
     finally:
         close_logger()
@@ -119,6 +134,13 @@ def train_main(config: MainConfig) -> None:
     policy_group = build_policy_group(config.policy.type, config.policy, config.cluster)
     buffer = build_data_buffer(config.buffer.type, config.buffer, seed=config.train.seed)
     build_engine(config, env_group, policy_group, buffer).run()
+
+
+def print_config(folder: pathlib.Path, name: str, overrides: Sequence[str]) -> None:
+    """Write the composed configuration to standard output."""
+    from omegaconf import OmegaConf
+
+    sys.stdout.write(OmegaConf.to_yaml(compose(folder, name, overrides), resolve=True))
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -148,5 +170,5 @@ def _apply_environment(config: MainConfig) -> None:
         value = os.environ.get(f"RLIGHTNING_{name.upper()}")
         if value is not None and name not in config.model_fields_set:
             if value not in ("0", "1"):
-                raise RLightningError(f"RLIGHTNING_{name.upper()} is {value!r}; expected 0 or 1")
+                raise ConfigError(f"RLIGHTNING_{name.upper()} is {value!r}; expected 0 or 1")
             setattr(config, name, value == "1")

@@ -180,6 +180,8 @@ class TrainConfig(ExtensibleConfig):
     """Steps of that dummy rollout."""
     eval_episodes: int = Field(default=10, ge=1)
     """Episodes of one evaluation, shared evenly over the evaluation environments."""
+    record_episodes: int = Field(default=0, ge=0)
+    """Episodes that each evaluation also writes to ``<run directory>/videos``, as one mp4."""
     eval_at_start: bool = False
     """Evaluate the untrained policy too."""
     check_finite: bool = True

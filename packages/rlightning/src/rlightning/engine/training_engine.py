@@ -6,6 +6,7 @@ A subclass says how rollout and learning alternate (`_run_epochs`).
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from rlightning.checkpoint import (
 )
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.evaluation import evaluate_episodes, summarise
+from rlightning.engine.recording import record_episodes
 from rlightning.errors import CheckpointError, ConfigError, NonFiniteError, StopRequested
 from rlightning.types import BatchedData, EnvRet
 from rlightning.utils.logger import get_logger, get_metrics_logger
@@ -84,13 +86,15 @@ class TrainingEngine(BaseEngine):
             self.warm_up()
 
     def _rollout_steps(self) -> int:
-        capacity, wanted = self.config.buffer.capacity, self.config.train.max_rollout_steps
-        steps = capacity // self._rows if wanted == -1 else wanted
-        if steps * self._rows > capacity or steps == 0:
+        capacity, train = self.config.buffer.capacity, self.config.train
+        wanted, rollouts = train.max_rollout_steps, train.rollout_epoch
+        steps = capacity // (self._rows * rollouts) if wanted == -1 else wanted
+        rows = steps * self._rows * rollouts
+        if rows > capacity or steps == 0:
             raise ConfigError(
-                f"a rollout of {steps} steps of {self._rows} environments makes "
-                f"{steps * self._rows} transitions; buffer.capacity is {capacity}. Raise "
-                "buffer.capacity or lower train.max_rollout_steps"
+                f"{rollouts} rollout(s) of {steps} steps of {self._rows} environments make {rows} "
+                f"transitions per epoch; buffer.capacity is {capacity}. Raise buffer.capacity, or "
+                "lower train.max_rollout_steps or train.rollout_epoch"
             )
         return steps
 
@@ -119,7 +123,7 @@ class TrainingEngine(BaseEngine):
         except NonFiniteError:
             raise
         except BaseException:
-            self.save("epoch_last")
+            self._save_after_an_error()
             raise
         else:
             self.save("epoch_last")
@@ -127,6 +131,12 @@ class TrainingEngine(BaseEngine):
             if self.config.debug:
                 self.print_timing_summary()
             self.close()
+
+    def _save_after_an_error(self) -> None:
+        try:
+            self.save("epoch_last")
+        except Exception:  # noqa: BLE001  # a dead environment may break this too; the first error is the news
+            _log.exception("after an error, epoch_last could not be saved")
 
     def _end_epoch(self, index: int) -> None:
         """Count epoch `index` as done; save and evaluate where it is time to."""
@@ -190,7 +200,7 @@ class TrainingEngine(BaseEngine):
 
     def warm_up(self) -> None:
         """Run a short rollout and one update, then put everything back as it was."""
-        before = self._training_state()
+        before = copy.deepcopy(self._training_state())  # training changes the tensors it holds
         self.collect(min(self._steps, self.config.train.warm_up_rollout_steps))
         self.policy_group.update_dataset(self.buffer.sample())
         self.policy_group.train()
@@ -210,6 +220,8 @@ class TrainingEngine(BaseEngine):
         metrics = self._evaluate("train", "eval")
         if self.env_group.has_test_set:
             self._evaluate("test", "eval_ood")
+        if self.config.train.record_episodes:
+            self._record()
         score = metrics.get("episode_return", -np.inf)
         if score > self._best_return:
             self._best_return = score
@@ -240,6 +252,24 @@ class TrainingEngine(BaseEngine):
         metrics = summarise(tally)
         self.log(metrics, prefix)
         return metrics
+
+    def _record(self) -> None:
+        """Write a video of the policy as it is now."""
+        run = self.run_context
+        seed = derive_seed(run.seed, "eval", "video")
+        group = self.env_group.for_recording("rgb_array")
+        try:
+            with self._exclusive(), _random_state_kept():
+                group.init(seed=seed)
+                record_episodes(
+                    group,
+                    self.policy_group,
+                    run.run_dir / "videos" / f"step_{self.env_steps}.mp4",
+                    episodes=self.config.train.record_episodes,
+                    seed=seed,
+                )
+        finally:
+            group.close()
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

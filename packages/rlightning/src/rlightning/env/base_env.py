@@ -22,6 +22,7 @@ from plugrl_envs.statistics import EpisodeStatistics
 from rlightning.config import Config
 from rlightning.env.finite import check_finite
 from rlightning.env.utils.utils import default_env_preprocess_fn
+from rlightning.errors import ConfigError
 from rlightning.types import EnvMeta, to_numpy
 
 if TYPE_CHECKING:
@@ -149,6 +150,18 @@ class BaseEnv(ABC):
 
     def restore_evaluate_cfg(self) -> None:
         """Switch back to the settings of training."""
+
+    def take_frames(self) -> list[np.ndarray[Any, Any]]:
+        """Return the frames since the last call, uint8 ``[height, width, 3]``, for videos.
+
+        Raises:
+            ConfigError: this environment has none.
+        """
+        raise ConfigError(f"{type(self).__name__} makes no frames; implement take_frames")
+
+    def get_render_fps(self) -> float:
+        """Return how many frames make a second of simulated time."""
+        return 30.0
 
     def finish_rollout(self) -> None:
         """React to the end of a rollout."""

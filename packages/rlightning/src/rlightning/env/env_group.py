@@ -311,6 +311,23 @@ class EnvGroup:
         group.apply_evaluate_cfg()
         return group
 
+    def for_recording(self, render_mode: str) -> EnvGroup:
+        """Return one new worker of one row, with the settings of evaluation, that renders.
+
+        Args:
+            render_mode: ``"rgb_array"`` to take frames, ``"human"`` for a window.
+        """
+        config = _evaluation_config(self._configs[0])
+        config.num_envs, config.num_workers = 1, 1
+        config.env_kwargs = Config(**{**config.env_kwargs.to_dict(), "render_mode": render_mode})
+        for key, value in (("vectorization", "sync"), ("keep_frames", render_mode == "rgb_array")):
+            if key in config:
+                setattr(config, key, value)
+        group = EnvGroup([config], self._preprocess_fns[:1])
+        group.env_list[0].purpose = "eval"
+        group.apply_evaluate_cfg()
+        return group
+
     def apply_evaluate_cfg(self) -> None:
         """Switch all workers to the settings of evaluation."""
         for env in self.env_list:

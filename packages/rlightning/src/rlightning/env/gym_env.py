@@ -55,6 +55,8 @@ class GymEnv(BaseEnv):
         """With ``async``: how long making all rows may take, in seconds."""
         start_method: str | None = None
         """With ``async``: ``forkserver``, ``spawn`` or ``fork``."""
+        keep_frames: bool = False
+        """Render after every reset and step, for `take_frames`; with ``sync`` and one row."""
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class GymEnv(BaseEnv):
                 vectorization=extras.vectorization,
                 max_episode_steps=config.max_episode_steps,
                 env_kwargs=config.env_kwargs.to_dict(),
-                wrappers=extras.wrappers,
+                wrappers=[*extras.wrappers, *([self._tap_frames] if extras.keep_frames else [])],
                 workers=workers,
             )
         except (plugrl_envs.PlugrlEnvsError, ValueError, TypeError) as error:
@@ -140,6 +142,20 @@ class GymEnv(BaseEnv):
         """Restore what `get_state` returned from a worker with the same configuration."""
         plugrl_envs.set_state(self.env, state["env"])
         self._statistics.load_state_dict(state["statistics"])
+
+    def _tap_frames(self, env: Any) -> Any:
+        self._tap = plugrl_envs.FrameTap(env)
+        return self._tap
+
+    def take_frames(self) -> list[np.ndarray[Any, Any]]:
+        """Return the frames since the last call; needs ``keep_frames: true``."""
+        if self._tap is None:
+            raise ConfigError(f"env {self.config.name!r} keeps no frames; set keep_frames: true")
+        return self._tap.take()
+
+    def get_render_fps(self) -> float:
+        """Return what the simulator says, else 30."""
+        return float(self.env.metadata.get("render_fps", 30.0))
 
     def close(self) -> None:
         """Close all rows and end their processes."""

@@ -13,7 +13,7 @@ import platform
 import secrets
 import subprocess
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
@@ -63,7 +63,8 @@ def open_run(
     Raises:
         RunDirectoryError: the folder holds an earlier run, and neither was asked for.
     """
-    run_dir = _choose_folder(config, resuming=resume_from is not None, overwrite=overwrite)
+    run_dir = _choose_folder(config, resume_from=resume_from, overwrite=overwrite)
+    changed = _take_over(config, resume_from) if resume_from is not None else []
     if config.train.seed is None:
         config.train.seed = secrets.randbelow(2**31)
     checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / "checkpoints")
@@ -82,13 +83,19 @@ def open_run(
     )
     config.attach_run(context)
     _log.info("run directory %s, seed %d", run_dir, config.train.seed)
+    for line in changed:
+        _log.warning("since the checkpoint the configuration changed: %s", line)
     return context
 
 
-def _choose_folder(config: MainConfig, *, resuming: bool, overwrite: bool) -> pathlib.Path:
+def _choose_folder(
+    config: MainConfig, *, resume_from: pathlib.Path | None, overwrite: bool
+) -> pathlib.Path:
     project = pathlib.Path(config.log.log_dir) / config.log.project
     run_dir = project / config.log.name
-    if resuming or overwrite or not _holds_a_run(run_dir):
+    if resume_from is not None:
+        return next((path for path in resume_from.parents if _holds_a_run(path)), run_dir)
+    if overwrite or not _holds_a_run(run_dir):
         return run_dir
     if "name" not in config.log.model_fields_set:
         return next(
@@ -100,6 +107,37 @@ def _choose_folder(config: MainConfig, *, resuming: bool, overwrite: bool) -> pa
         f"{run_dir} holds an earlier run, which stays as it is. Continue it with --resume, choose "
         "another name with log.name=NAME, or write over it with --overwrite"
     )
+
+
+def _take_over(config: MainConfig, checkpoint: pathlib.Path) -> list[str]:
+    """Take the seed from the checkpoint's configuration where `config` has none.
+
+    Returns:
+        What differs otherwise, one line per key; where logs go and how long to train may.
+    """
+    saved = yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8")) or {}
+    if config.train.seed is None:
+        config.train.seed = saved.get("train", {}).get("seed")
+    before, now = _flatten(saved), _flatten(config.model_dump(mode="json"))
+    free = ("log.", "train.max_epochs", "train.save_dir", "verbose", "debug")
+    return [
+        f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(free)
+    ]
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        items: Any = tree.items()
+    elif isinstance(tree, list):
+        items = enumerate(tree)
+    else:
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in items:
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
 
 
 def _holds_a_run(run_dir: pathlib.Path) -> bool:

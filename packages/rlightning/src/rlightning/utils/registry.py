@@ -147,6 +147,7 @@ def load_modules_from_config(config: Any) -> None:
 BUFFERS = Registry(
     "buffer",
     {
+        "ReplayBuffer": "rlightning.buffer.replay_buffer:ReplayBuffer",
         "RolloutBuffer": "rlightning.buffer.rollout_buffer:RolloutBuffer",
     },
 )

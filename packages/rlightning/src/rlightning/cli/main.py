@@ -1,0 +1,92 @@
+"""The command line's grammar; each command's work stands in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from rlightning import __version__
+from rlightning.cli.completion import SHELLS, completion_script
+from rlightning.launch import add_run_options, exit_on_user_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line; a mistake in it ends the process with exit code 2 and a message."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    with exit_on_user_error():
+        if arguments.command == "completion":
+            sys.stdout.write(completion_script(parser, arguments.shell))
+        else:
+            _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    match arguments.command:
+        case "train":
+            from rlightning.cli.train import train
+
+            train(arguments)
+        case "eval":
+            from rlightning.cli.evaluate import evaluate
+
+            evaluate(arguments.checkpoint, episodes=arguments.episodes, seed=arguments.seed)
+        case "play":
+            from rlightning.cli.evaluate import play
+
+            play(
+                arguments.checkpoint,
+                episodes=arguments.episodes,
+                seed=arguments.seed,
+                video=arguments.video,
+            )
+        case "new":
+            from rlightning.cli.new import new_project
+
+            new_project(arguments.folder)
+        case _:
+            from rlightning.cli.listing import list_names
+
+            list_names(arguments.kind)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="rlightning", description="Reinforcement learning for robots and simulated bodies."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", required=True, metavar="COMMAND"
+    )
+
+    train = commands.add_parser("train", help="train a policy as a configuration says")
+    train.add_argument("config", help="a shipped configuration's name, or a YAML file")
+    add_run_options(train)
+
+    evaluate = commands.add_parser("eval", help="measure a trained policy")
+    evaluate.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
+    evaluate.add_argument("--episodes", type=int, default=100, help="episodes to play")
+    evaluate.add_argument("--seed", type=int, default=0, help="seed of the environments")
+
+    play = commands.add_parser("play", help="watch a trained policy, in a window or as a video")
+    play.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
+    play.add_argument("--episodes", type=int, default=1, help="episodes to play")
+    play.add_argument("--seed", type=int, default=0, help="seed of the environment")
+    play.add_argument("--video", metavar="FILE.mp4", help="write a video instead of a window")
+
+    new = commands.add_parser("new", help="start a project with a policy of your own that works")
+    new.add_argument("folder", help="a folder that does not exist yet")
+
+    listing = commands.add_parser("list", help="show what can be named in a configuration")
+    kinds = ["policies", "envs", "buffers", "engines", "configs"]
+    listing.add_argument("kind", nargs="?", choices=kinds, help="only these")
+
+    completion = commands.add_parser("completion", help="print a completion script for a shell")
+    completion.add_argument("shell", choices=SHELLS)
+    return parser

@@ -1,0 +1,68 @@
+"""``rlightning train``: run a configuration, then say what came of it and what to do next."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from rlightning.checkpoint import find_checkpoint
+from rlightning.config import compose_main
+from rlightning.launch import print_config, run_main, train_main
+from rlightning.utils.logger.files import read_rows
+from rlightning.utils.progress import get_console
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rlightning.config import MainConfig
+
+__all__ = ["CONFIGS", "train"]
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+"""The configurations that ship with the package."""
+
+_MEASURES = (
+    ("environment steps", "env_step"),
+    ("seconds", "wall_s"),
+    ("evaluation episodes", "eval/episodes"),
+    ("mean return", "eval/episode_return"),
+    ("standard deviation", "eval/episode_return_std"),
+    ("mean length", "eval/episode_length"),
+    ("success", "eval/success"),
+)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Run the command."""
+    path = pathlib.Path(arguments.config)
+    is_file = path.suffix in (".yaml", ".yml")
+    folder, name = (path.parent, path.stem) if is_file else (CONFIGS, arguments.config)
+    if arguments.cfg:
+        print_config(folder, name, arguments.overrides)
+        return
+    config = compose_main(folder, name, arguments.overrides)
+    run_main(train_main, config, resume=arguments.resume, overwrite=arguments.overwrite)
+    _print_summary(config, arguments.config)
+
+
+def _print_summary(config: MainConfig, name: str) -> None:
+    from rich.table import Table
+
+    run_dir = config.run.run_dir
+    latest: dict[str, float] = {}
+    for row in read_rows(run_dir / "metrics.jsonl"):
+        latest |= row
+    table = Table("measured", "value", title=f"{config.env[0].task}, {config.policy.type}")
+    for label, key in _MEASURES:
+        if key in latest:
+            table.add_row(label, f"{latest[key]:,.1f}")
+    console = get_console()
+    console.print(table)
+    checkpoint = find_checkpoint(config.run.checkpoint_dir)
+    command = pathlib.Path(sys.argv[0]).name
+    lines = [f"learning curve  {run_dir / 'curve.png'}", "next:"]
+    lines.append(f"  {command} eval {checkpoint}")
+    lines.append(f"  {command} play {checkpoint} --video {run_dir / 'play.mp4'}")
+    lines.append(f"  {command} train {name} train.seed={config.run.seed + 1}")
+    console.print("\n".join(lines), soft_wrap=True, highlight=False)
