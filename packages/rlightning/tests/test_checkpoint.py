@@ -200,7 +200,7 @@ def test_a_run_a_folder_a_checkpoint_and_its_file_are_understood(tmp_path, ask, 
 @pytest.mark.parametrize("ask", [".", "absent", "lonely.pt"])
 def test_nothing_there_says_what_to_give(tmp_path, ask):
     (tmp_path / "lonely.pt").write_text("x")
-    with pytest.raises(CheckpointError, match="no whole checkpoint in .*give a run directory"):
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint in .*give a run directory"):
         find_checkpoint(tmp_path / ask)
 
 
@@ -256,7 +256,7 @@ def test_code_in_a_checkpoint_never_runs(tmp_path, name):
 
 
 def test_what_is_not_plain_is_refused_when_it_is_saved(tmp_path):
-    with pytest.raises(CheckpointError, match="training.*object"):
+    with pytest.raises(CheckpointError, match=r"training\.policy is a object"):
         save(tmp_path, "epoch_1", training={"policy": object()})
     assert list_checkpoints(tmp_path) == []
 
