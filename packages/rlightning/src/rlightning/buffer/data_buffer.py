@@ -97,6 +97,7 @@ class DataBuffer:
         )
         self.storage = Storage(config.capacity, mode=config.storage.mode, unit=config.storage.unit)
         self._segments: dict[str, Segment | RowSegment] = {}
+        self._rows: dict[str, int] = {}
         self._unanswered: dict[str, tuple[EnvRet, bool]] = {}
         self._train_workers = 1
         self._lock = threading.RLock()
@@ -301,7 +302,9 @@ class DataBuffer:
             listed = {name: [row[name] for row in episode] for name in names}
             episode = self._pipeline.postprocess_fn(listed)
         with self._lock:
-            self._store(_flat(episode, num_envs, device=self.config.storage.device))
+            self._store_episodes(
+                _flat(episode, num_envs, device=self.config.storage.device), num_envs
+            )
 
     def truncate_one_episode(self, env: Any) -> None:
         """End the segment of a worker (an id, or an object with one) and keep its transitions.
@@ -362,6 +365,15 @@ class DataBuffer:
                 result[path] = flat
         self._store(result)
 
+    def _store_episodes(self, rows: dict[Path, torch.Tensor], count: int) -> None:
+        """Keep `count` finished episodes of one length, one after the other in flat columns."""
+        if self.config.storage.unit == "transition":
+            self._store(rows)
+            return
+        pieces = {path: tensor.chunk(count) for path, tensor in rows.items()}
+        for index in range(count):
+            self._store({path: parts[index] for path, parts in pieces.items()})
+
     def _store(self, rows: dict[Path, torch.Tensor]) -> None:
         """Keep finished transitions: flat ``[rows, ...]`` tensors."""
         self.storage.append(rows)
@@ -418,11 +430,8 @@ class DataBuffer:
             self._refuse_if_empty()
             size = self.size()
             takes_all = self.sampler.takes_all(batch_size)
-            if not takes_all and batch_size is not None and batch_size > size:
-                raise ValueError(
-                    f"a batch of {batch_size} was asked for, but the buffer holds {size} "
-                    f"{self._unit()}; collect more before sampling, or lower the batch size"
-                )
+            if not takes_all:
+                self._refuse_if_too_few(batch_size)
             if takes_all and not shuffle and self._train_workers == 1:
                 return [_batch(self._gather(None))]
             indices = self.sampler.sample(batch_size, size, shuffle)
@@ -450,6 +459,14 @@ class DataBuffer:
             else "; add transitions first"
         )
         raise ValueError(f"the buffer is empty{hint}")
+
+    def _refuse_if_too_few(self, batch_size: int | None) -> None:
+        size = self.size()
+        if batch_size is not None and batch_size > size:
+            raise ValueError(
+                f"a batch of {batch_size} was asked for, but the buffer holds {size} "
+                f"{self._unit()}; collect more before sampling, or lower the batch size"
+            )
 
     def _unit(self) -> str:
         return f"{self.config.storage.unit}s"

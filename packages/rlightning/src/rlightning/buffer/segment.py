@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rlightning.buffer.columns import Column, Path, as_array, as_numpy, dotted, leaves
+from rlightning.buffer.columns import Column, Indices, Path, as_array, as_numpy, dotted, leaves
 from rlightning.buffer.schema import RowSchema
 from rlightning.errors import ContractError
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from rlightning.types import EnvMeta
 
-__all__ = ["Finals", "Segment", "align", "with_finals"]
+__all__ = ["SHIFTED", "Finals", "Segment", "align", "with_finals"]
 
-_SHIFTED = {"last_reward": "reward", "last_terminated": "terminated", "last_truncated": "truncated"}
+SHIFTED = {"last_reward": "reward", "last_terminated": "terminated", "last_truncated": "truncated"}
+"""What the fields of the action before are called in the transition they belong to."""
 _FIRST_LENGTH = 64
 
 
@@ -37,12 +38,12 @@ def align(rows: Mapping[Path, torch.Tensor]) -> dict[Path, torch.Tensor]:
     observation = {path: tensor for path, tensor in rows.items() if path[0] == "observation"}
     out = {("next_observation", *path[1:]): tensor[1:] for path, tensor in observation.items()}
     out |= {path: tensor[:-1] for path, tensor in observation.items()}
-    for name, shifted in _SHIFTED.items():
+    for name, shifted in SHIFTED.items():
         out |= {
             (shifted, *path[1:]): tensor[1:] for path, tensor in rows.items() if path[0] == name
         }
     for path, tensor in rows.items():
-        if path[0] != "observation" and path[0] not in _SHIFTED:
+        if path[0] != "observation" and path[0] not in SHIFTED:
             out[path] = tensor[:-1]
             out["_next", *path] = tensor[1:]
     return out
@@ -53,24 +54,33 @@ class Finals:
 
     Args:
         rows: the worker's number of environments N.
-        info: what the environment reported: ``_final_obs``, the mask ``[N]``, and ``final_obs``,
-            like an observation.
+        envs: which of them ended, ascending.
+        values: their last observations by path, one entry per ended environment.
     """
 
     __slots__ = ("envs", "rows", "values")
 
-    def __init__(self, rows: int, info: Mapping[str, Any]) -> None:
+    def __init__(self, rows: int, envs: Indices, values: dict[Path, np.ndarray[Any, Any]]) -> None:
         self.rows = rows
+        self.envs = envs
+        self.values = values
+
+    @classmethod
+    def from_info(cls, rows: int, info: Mapping[str, Any]) -> Finals:
+        """Return what an environment reported.
+
+        Args:
+            rows: the worker's number of environments N.
+            info: with ``_final_obs``, the mask ``[N]``, and ``final_obs``, like an observation.
+        """
         mask = as_numpy(as_array(("_final_obs",), info["_final_obs"])).reshape(rows).astype(bool)
-        self.envs = np.flatnonzero(mask)
-        """Which environments ended, ascending."""
-        self.values: dict[Path, np.ndarray[Any, Any]] = {}
-        """Their last observations by path, one entry per ended environment."""
-        if not len(self.envs):
-            return
-        for path, leaf in leaves("observation", info["final_obs"]):
-            array = as_numpy(as_array(path, leaf))
-            self.values[path] = array[None] if rows == 1 else array[mask]
+        envs = np.flatnonzero(mask)
+        values: dict[Path, np.ndarray[Any, Any]] = {}
+        if len(envs):
+            for path, leaf in leaves("observation", info["final_obs"]):
+                array = as_numpy(as_array(path, leaf))
+                values[path] = array[None] if rows == 1 else array[mask]
+        return cls(rows, envs, values)
 
     def of(self, path: Path) -> np.ndarray[Any, Any]:
         """Return the entries of one leaf of the observation.
@@ -135,7 +145,7 @@ class Segment:
         for column, array in zip(self._writers, arrays, strict=True):
             column[row] = array
         if "_final_obs" in info:
-            finals = Finals(self._schema.rows, info)
+            finals = Finals.from_info(self._schema.rows, info)
             if len(finals.envs):
                 self._finals.append((row, finals))
         self._length = row + 1

@@ -102,7 +102,7 @@ def align_episode(episode: Mapping[str, list[Any]]) -> dict[Path, torch.Tensor]:
             rows[path] = _stacked(path, [item[path] for item in flat])
     out = align(rows)
     finals = [
-        (step, Finals(_size(info["_final_obs"]), info))
+        (step, Finals.from_info(_size(info["_final_obs"]), info))
         for step, info in enumerate(episode.get("info", [])[1:])
         if "_final_obs" in info
     ]

@@ -1,0 +1,162 @@
+"""A stream: one worker's rows on their way into a ring.
+
+Knows which row waits for the next one, and whether the next one follows from it. Knows nothing
+about sampling.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlightning.buffer.columns import as_numpy
+from rlightning.buffer.schema import ENV_FLAGS, RowSchema
+from rlightning.buffer.segment import SHIFTED, Finals
+from rlightning.errors import ContractError
+from rlightning.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rlightning.buffer.columns import Array, Column
+    from rlightning.buffer.ring import Ring, Span
+    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+__all__ = ["Stream"]
+
+_log = get_logger("buffer")
+
+
+class Stream:
+    """The rows of one worker.
+
+    Args:
+        meta: the worker's spaces and number of rows N.
+        ring: where the rows go.
+    """
+
+    def __init__(self, meta: EnvMeta, ring: Ring) -> None:
+        self._schema = RowSchema(meta)
+        self._ring = ring
+        self._columns: list[Column] = []
+        self._new: list[int] = []  # positions among the leaves: what a new row writes
+        self._flags: list[int] = []  # reward and flags: what completes the row before
+        self._over: list[int] = []  # those of the flags that end episodes
+        self._warned = False
+        self.reset()
+
+    @property
+    def rows(self) -> int:
+        """How many environments the worker steps."""
+        return self._schema.rows
+
+    @property
+    def last_response(self) -> PolicyResponse | None:
+        """The policy's last answer."""
+        return self._last[1] if self._last is not None else None
+
+    def reset(self) -> None:
+        """Forget the waiting row."""
+        self._waiting = -1
+        self._generation = 0
+        self._ended = True
+        self._last: tuple[EnvRet, PolicyResponse] | None = None
+
+    def end(self) -> None:
+        """Say that the next row does not follow from the last, unless it is the last again."""
+        self._ended = True
+
+    def add(
+        self,
+        env_ret: EnvRet,
+        response: PolicyResponse,
+        fields: Mapping[str, Any],
+        info: Mapping[str, Any],
+    ) -> Span | None:
+        """Put a row into the ring.
+
+        Args:
+            env_ret: what the worker returned.
+            response: the policy's answer.
+            fields: both by name, as the preprocessing made them.
+            info: what the environment reported beside.
+
+        Returns:
+            The slots that became transitions; None where there are none.
+
+        Raises:
+            ContractError: a field is missing, not numeric, or changes its shape or dtype.
+        """
+        arrays = self._schema.arrays(fields, response.extras)
+        if not self._columns:
+            self._open()
+        new = [arrays[position] for position in self._new]
+        last = self._last[0] if self._last is not None else None
+        again = self._ended and last is env_ret and self._alive()
+        self._last = (env_ret, response)
+        columns = [self._columns[position] for position in self._new]
+        if again:
+            span = self._ring.span(self._waiting, self.rows)
+            for column, array in zip(columns, new, strict=True):
+                column[span] = array
+            self._ended = False
+            return None
+        finished = None
+        if not self._ended and self._alive():
+            finished = self._ring.span(self._waiting, self.rows)
+        start = self._ring.insert(columns, new, self.rows)
+        if finished is not None and not self._alive():
+            finished = None  # the waiting row was the oldest: this one went over it
+        if finished is not None:
+            self._finish(finished, self._ring.span(start, self.rows), arrays, info)
+        self._waiting, self._generation = start, int(self._ring.generation[start])
+        self._ended = False
+        return finished
+
+    def _open(self) -> None:
+        leaves = self._schema.leaves
+        names = [(SHIFTED.get(leaf.path[0], leaf.path[0]), *leaf.path[1:]) for leaf in leaves]
+        if len(set(names)) != len(names):
+            raise ContractError(
+                f"the fields {sorted(SHIFTED.values())} are made by the buffer; give the policy's "
+                "fields other names"
+            )
+        self._columns = self._ring.open(leaves, names)
+        for position, leaf in enumerate(leaves):
+            (self._flags if leaf.path[0] in ENV_FLAGS else self._new).append(position)
+            if leaf.path[0] in ("last_terminated", "last_truncated"):
+                self._over.append(position)
+
+    def _alive(self) -> bool:
+        """Whether the waiting row is still in the ring: other workers may have overwritten it."""
+        waiting = self._waiting
+        return waiting >= 0 and int(self._ring.generation[waiting]) == self._generation
+
+    def _finish(
+        self, span: Span, following: Span, arrays: list[Array], info: Mapping[str, Any]
+    ) -> None:
+        for position in self._flags:
+            self._columns[position][span] = arrays[position]
+        over = np.zeros(self.rows, dtype=bool)
+        for position in self._over:
+            over |= as_numpy(arrays[position]).astype(bool)
+        finals = Finals.from_info(self.rows, info) if "_final_obs" in info else None
+        if not self._warned and over.any() and finals is None:
+            self._warned = True
+            _log.warning(
+                "an episode ended and info has no final_obs: the next episode's first observation "
+                "stands in for what followed its last step. Put the finished episode's own last "
+                "observation into info['final_obs'], and the row mask into info['_final_obs']"
+            )
+        self._ring.finish(span, following, over, finals)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return which row waits."""
+        waits = not self._ended and self._alive()
+        return {"waiting": self._waiting if waits else -1, "generation": self._generation}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next row follow from the one that waited."""
+        self._waiting, self._generation = state["waiting"], state["generation"]
+        self._ended = self._waiting < 0
