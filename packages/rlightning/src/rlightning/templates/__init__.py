@@ -1,1 +1,0 @@
-"""Files that ``rlightning new`` copies."""
