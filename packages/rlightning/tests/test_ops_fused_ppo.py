@@ -89,7 +89,7 @@ def minibatch(kind, n_rows, seed, n_in=5, n_out=3, dtype=torch.float32):
 
 @pytest.mark.parametrize("kind", ["gaussian", "categorical"])
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.01])
-@pytest.mark.parametrize("sizes", [(16,), (64, 64), (8, 12, 6)])
+@pytest.mark.parametrize("sizes", [(512,), (64, 64), (8, 12, 6), (16, 300)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-13)])
 def test_thirty_steps_equal_autograd(kind, entropy_coef, sizes, dtype, tolerance):
     """Parameters, moments, outputs and norms agree, with minibatches of several sizes."""
@@ -104,7 +104,7 @@ def test_thirty_steps_equal_autograd(kind, entropy_coef, sizes, dtype, tolerance
             close = {"rtol": 100 * tolerance, "atol": 10 * tolerance}
             assert torch.allclose(outputs.log_prob, log_prob, **close)
             assert torch.allclose(outputs.value, value, **close)
-            assert torch.allclose(outputs.entropy, entropy, **close)
+            assert outputs.entropy == pytest.approx(entropy.item(), rel=100 * tolerance)
             assert outputs.grad_norm == pytest.approx(norm, rel=100 * tolerance)
     for left, right in zip(ours.parameters, plain.parameters, strict=True):
         assert torch.allclose(left, right, rtol=0, atol=tolerance)
@@ -165,7 +165,7 @@ def test_an_error_inside_leaves_modules_and_optimizer_untouched():
             fused.step(minibatch("gaussian", 16, 0))
             fused.step(too_wide)
 
-    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+    with pytest.raises(ValueError, match="cannot reshape"):
         fail_at_the_second_step()
     assert all(torch.equal(a, b) for a, b in zip(before, networks.parameters, strict=True))
     assert networks.optimizer.state[networks.parameters[0]]["step"] == 1

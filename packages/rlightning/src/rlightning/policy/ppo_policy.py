@@ -257,7 +257,7 @@ class PPOPolicy(BasePolicy):
         norm = nn.utils.clip_grad_norm_(self.actor_critic.parameters(), hyper.max_grad_norm)
         self.optimizer.step()
         self._network.project()
-        return StepOutputs(log_prob.detach(), value.detach(), entropy.detach(), float(norm))
+        return StepOutputs(log_prob.detach(), value.detach(), float(entropy), float(norm))
 
     def _shuffled(self, n_rows: int) -> Tensor:
         return torch.randperm(n_rows, generator=self.shuffle_generator).to(self.device)
