@@ -452,7 +452,7 @@ async def env_ids_reordered(peer):
 
 
 @check("--probe", "--action-horizon", "2", "--action-dim", "2")
-async def position_routing(peer):
+async def action_by_position(peer):
     async with peer() as p:
         await p.hello()
         action = (await p.act([4, 2]))["action"]
@@ -534,6 +534,23 @@ async def reuse_after_done(peer):
         return await p.close() == RESYNC
 
 
+@check("--echo", "t")
+async def feedback_by_position(peer):
+    """Reused rows are those envs' last: 1 was told t=7, 0 t=5; 2 is fresh, at t=9."""
+    async with peer() as p:
+        await p.hello()
+        first = (await p.act([0, 1], t=3.0))["action"][:, :, 0].tolist()
+        await p.feedback([1], t=7.0)
+        await p.act([2], t=1.0)
+        await p.feedback([0, 2], t=5.0)
+        await p.infer([1, 2, 0], reuse=np.array([True, False, True]), data=obs(1, 9.0))
+        try:
+            last = (await p.receive())["data"]["action"][:, :, 0].tolist()
+        except ConnectionClosed:
+            return False
+        return first == [[3, 3]] * 4 and last == [[7, 9, 5]] * 4
+
+
 def run_check(monkeypatch, name, bug):
     function, flags = CHECKS[name]
     monkeypatch.setattr(ref_server, "BUG", bug)
@@ -549,25 +566,6 @@ def run_check(monkeypatch, name, bug):
 def test_the_server_keeps_the_clause_and_its_bug_breaks_it(monkeypatch, name):
     assert run_check(monkeypatch, name, bug=""), "the sound server broke the clause"
     assert not run_check(monkeypatch, name, bug=name), "the bug was not seen"
-
-
-def test_a_reused_row_is_the_last_feedback_of_that_env(monkeypatch):
-    """Rows by env, not by position: env 2 is fresh (t=9), 0 and 1 are reused (t=5, 7)."""
-
-    async def run():
-        async with serving("--echo", "t") as peer, peer() as p:
-            await p.hello()
-            first = (await p.act([0, 1], t=3.0))["action"]
-            await p.feedback([1], t=7.0)
-            await p.act([2], t=1.0)
-            await p.feedback([0, 2], t=5.0)
-            reuse = np.array([True, False, True])
-            data = await p.act([1, 2, 0], reuse=reuse, data=obs(1, 9.0))
-            return first[:, :, 0], data["action"][:, :, 0]
-
-    first, last = asyncio.run(run())
-    assert first.tolist() == [[3, 3]] * 4
-    assert last.tolist() == [[7, 9, 5]] * 4
 
 
 def test_observations_that_are_not_finite_are_counted_and_named(capsys):

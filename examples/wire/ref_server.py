@@ -46,7 +46,8 @@ BUGS = {
     "deep-tree": "2: a too-deep tree or one of very many keys is refused",
     "action-batch-major": "4: the action is time-major, [H, n, *da]",
     "env-ids-reordered": "3: env_ids equals env_indices, in order",
-    "position-routing": "3: routing is by env index, not by position",
+    "action-by-position": "3: actions are routed by env index, not by position",
+    "feedback-by-position": "3: feedback is routed by env index, not by position",
     "feedback-set-must-match": "3: the feedback's env set need not equal the infer's",
     "feedback-answered": "3: a feedback has no reply",
     "two-infers": "3: infer and feedback alternate strictly",
@@ -328,8 +329,12 @@ class Session:
     def act(self, envs: list[int], rows: list[dict[str, Any]]) -> bytes:
         """Return the action message, float32 [H, n, da]."""
         o = self.options
+        if BUG == "action-by-position":
+            rows = [
+                row for _, row in sorted(zip(envs, rows, strict=True), key=lambda pair: pair[0])
+            ]
         k, d = np.arange(o.action_horizon)[:, None, None], np.arange(o.action_dim)
-        j = np.array(range(len(envs)) if BUG == "position-routing" else envs)[:, None]
+        j = np.array(range(len(envs)) if BUG == "action-by-position" else envs)[:, None]
         action: Any = np.zeros((o.action_horizon, len(envs), o.action_dim), np.float32)
         if o.probe:
             action = np.asarray(10000 * k + 10 * j + d, np.float32)
@@ -363,8 +368,9 @@ class Session:
             need(set(envs) == set(self.asked), f"feedback for {envs}, infer for {self.asked}")
         lost = set(envs) - self.holding
         need(not lost, f"feedback for envs {lost} holding no action", "feedback-without-action")
-        for i, env in enumerate(envs):
-            self.holding.discard(env)
+        by_position = BUG == "feedback-by-position" and m <= len(self.asked)
+        for i, env in enumerate(self.asked[:m] if by_position else envs):
+            self.holding.discard(envs[i])
             row = {key: value[i] for key, value in obs.items() if i < len(value)}
             self.last[env] = None if done[i : i + 1].any() and BUG != "reuse-after-done" else row
         self.turn = "infer"
