@@ -1,4 +1,4 @@
-"""The synchronous loop: order of calls, on-policy data, checkpoints, resuming, same seed same run."""
+"""The synchronous loop: order of calls, on-policy data, checkpoints, resuming, determinism."""
 
 import collections
 
@@ -248,7 +248,7 @@ def test_the_batch_has_the_documented_keys_shapes_and_types(tmp_path):
     engine.rollout()
     [batch] = engine.buffer.sample()
     engine.close()
-    found = {key: (tuple(batch[key].shape), batch[key].dtype) for key in batch.keys()}
+    found = {key: (tuple(batch[key].shape), batch[key].dtype) for key in batch.keys()}  # noqa: SIM118  # a TensorDict
     expected = {
         "next_observation": ((60, 4), torch.float32),
         "observation": ((60, 4), torch.float32),

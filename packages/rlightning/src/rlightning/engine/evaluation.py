@@ -59,7 +59,7 @@ class EpisodeTally:
         Args:
             reward: ``[rows]``.
             ended: ``[rows]`` bool, whether the episode ended with this step.
-            success: ``[rows]``, read where an episode ended; None where nothing reports it.
+            success: ``[rows]``, read where an episode ended; NaN or None where nothing reports it.
         """
         self._return += reward
         self._length += 1
@@ -68,7 +68,7 @@ class EpisodeTally:
                 self._quota[row] -= 1
                 self.returns.append(float(self._return[row]))
                 self.lengths.append(int(self._length[row]))
-                if success is not None:
+                if success is not None and not np.isnan(success[row]):
                     self.successes.append(float(success[row]))
         self._return[ended] = 0.0
         self._length[ended] = 0
@@ -174,10 +174,11 @@ def _joined(env_rets: BatchedData[EnvRet], name: str) -> Any:
 
 
 def _successes(env_rets: BatchedData[EnvRet]) -> Any:
-    parts = []
-    for env_ret in env_rets.values():
-        found = env_ret.info.get("success")
-        if found is None:
-            return None
-        parts.append(np.atleast_1d(to_numpy(found)))
+    found = [env_ret.info.get("success") for env_ret in env_rets.values()]
+    if all(success is None for success in found):
+        return None
+    parts = [  # a worker reports success only where one of its episodes ended
+        np.full(_rows(env_ret), np.nan) if success is None else np.atleast_1d(to_numpy(success))
+        for env_ret, success in zip(env_rets.values(), found, strict=True)
+    ]
     return np.concatenate(parts)

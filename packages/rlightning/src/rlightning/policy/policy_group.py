@@ -213,9 +213,10 @@ class PolicyGroup:
         self.sync_weights()
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Load exported weights into every instance, for evaluation."""
+        """Load exported weights into every initialised instance, for evaluation."""
         for policy in (*self.train_list, *self.eval_list):
-            policy.import_weights(0, weights)
+            if policy.is_initialized():
+                policy.import_weights(0, weights)
 
     def set_dump_dir(self, path: pathlib.Path) -> None:
         """Say where a TRAIN instance saves what it found not to be finite."""
