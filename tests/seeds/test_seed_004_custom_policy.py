@@ -243,7 +243,7 @@ def test_statement_a_one_step_policy_returns_one_horizon_step():
     assert "gaussian-policy" in REGISTERED_POLICIES
 
 
-@needs("testing")
+@needs("cli")
 def test_statement_the_server_swaps_the_first_two_axes_before_it_sends():
     from plugrl_server.testing import serve_policy
 
@@ -251,7 +251,7 @@ def test_statement_the_server_swaps_the_first_two_axes_before_it_sends():
         assert client.infer(observation(3)).shape == (1, 3, 2)
 
 
-@needs("testing")
+@needs("cli")
 def test_statement_the_shape_of_actions_is_in_the_metadata():
     from plugrl_server.testing import serve_policy
 
@@ -260,7 +260,7 @@ def test_statement_the_shape_of_actions_is_in_the_metadata():
         assert client.metadata["action_horizon"] == 1
 
 
-@needs("testing")
+@needs("cli")
 def test_statement_a_policy_without_action_shape_runs_and_leaves_it_out_of_the_metadata():
     from plugrl_server.testing import serve_policy
 
@@ -350,7 +350,7 @@ def test_statement_an_action_that_changes_its_shape_fails_with_that_reason(polic
             return np.concatenate([action] * len(action), axis=1), state
 
     with pytest.raises(ValueError, match="shape"):
-        check_policy(Unstable(policy.config))
+        check_policy(Unstable(policy.config), observation)
 
 
 @needs("testing")
@@ -362,7 +362,7 @@ def test_statement_missing_runtime_state_fields_are_named(policy):
             return super().get_action_and_runtime_state(obs)[0], {}
 
     with pytest.raises(ValueError, match="position"):
-        check_policy(Missing(policy.config))
+        check_policy(Missing(policy.config), observation)
 
 
 @needs("testing")
@@ -375,4 +375,4 @@ def test_statement_dtypes_that_drift_are_named(policy):
             return action, {"position": state["position"].astype(np.float64)}
 
     with pytest.raises(ValueError, match="float64"):
-        check_policy(Drifting(policy.config))
+        check_policy(Drifting(policy.config), observation)
