@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from plugrl_envs import AutoresetError, CanonicalVectorEnv, make_vec
+from plugrl_envs import AutoresetError, CanonicalVectorEnv, WorkerOptions, make_vec
 from plugrl_envs.autoreset import same_step
 from plugrl_envs.testing import CounterEnv, NativeCounterEnv, SelfResettingEnv, SpaceEnv
 
@@ -212,3 +212,26 @@ def test_rows_can_be_reset_by_mask():
     assert observation.tolist() == [[0, 1], [1, 0], [0, 1]]
     with pytest.raises(ValueError, match="expected a bool array"):
         env.reset(options={"reset_mask": np.array([0, 1, 0])})
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_the_options_of_a_reset_hold_for_the_episodes_after_it(vectorization):
+    """So that an evaluation on the test set stays there when its first episodes end."""
+
+    class Tasks(CounterEnv):
+        def reset(self, *, seed=None, options=None):
+            observation, _ = super().reset(seed=seed)
+            return observation, {"task": (options or {}).get("obj_set", "none")}
+
+    env = make_vec(
+        Tasks, 2, vectorization=vectorization, workers=WorkerOptions(start_method="fork")
+    )
+    env.reset(seed=0)
+    _, info = env.reset(options={"obj_set": "test"})
+    assert info["task"].tolist() == ["test"] * 2
+    infos = [env.step(np.zeros(2, int))[4] for _ in range(5)]
+    assert infos[4]["task"].tolist() == ["test"] * 2
+    env.reset()
+    infos = [env.step(np.zeros(2, int))[4] for _ in range(5)]
+    assert infos[4]["task"].tolist() == ["none"] * 2
+    env.close()

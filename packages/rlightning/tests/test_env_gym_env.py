@@ -309,3 +309,15 @@ def test_the_step_of_a_group_leaves_the_response_as_it_was():
     group.step(BatchedData(group.env_ids, [response]))
     assert response.action is action
     assert torch.equal(action, torch.full((1, 3), 50.0))
+
+
+def test_frames_are_kept_only_when_asked_for():
+    env = GymEnv(config("CartPole-v1", keep_frames=True, env_kwargs={"render_mode": "rgb_array"}))
+    env._reset(seed=0)
+    env._step(answer(env, 0))
+    frames = env.take_frames()
+    assert [(frame.shape, frame.dtype) for frame in frames] == [((400, 600, 3), np.uint8)] * 2
+    assert env.take_frames() == []
+    env.close()
+    with pytest.raises(ConfigError, match="keeps no frames"):
+        GymEnv(config("CartPole-v1")).take_frames()

@@ -26,7 +26,7 @@ class Row:
         env: the environment.
     """
 
-    __slots__ = ("_base", "_resets", "_resets_expected", "_warned", "env")
+    __slots__ = ("_base", "_options", "_resets", "_resets_expected", "_warned", "env")
 
     def __init__(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
         self.env = env_fn()
@@ -34,6 +34,7 @@ class Row:
         self._resets = 0
         self._resets_expected = 0
         self._warned = False
+        self._options: dict[str, Any] | None = None
         self._count_resets()
 
     def _count_resets(self) -> None:
@@ -48,14 +49,15 @@ class Row:
         self._base.reset = counted  # type: ignore[method-assign]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset and return the first observation and its info."""
+        """Reset and return the first observation and its info; `restart` keeps the options."""
+        self._options = options
         result = self.env.reset(seed=seed, options=options)
         self._resets_expected = self._resets
         return result
 
     def restart(self) -> tuple[Any, dict[str, Any]]:
         """Reset after an episode's end; warn once if the environment had reset itself already."""
-        result = self.env.reset()
+        result = self.env.reset(options=self._options)
         if self._resets > self._resets_expected + 1 and not self._warned:
             self._warned = True
             warnings.warn(

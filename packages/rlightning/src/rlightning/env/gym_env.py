@@ -65,6 +65,7 @@ class GymEnv(BaseEnv):
         preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
     ) -> None:
         super().__init__(config, worker_index, preprocess_fn)
+        self._tap: plugrl_envs.FrameTap | None = None
         extras = self.Extras(
             **{name: config[name] for name in self.Extras.model_fields if name in config}
         )
