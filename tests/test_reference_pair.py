@@ -615,3 +615,30 @@ def test_random_frames_are_refused_with_the_one_error():
         except ref_server.MalformedError:
             refused += 1
     assert refused > 1500
+
+
+def test_random_frames_end_the_client_with_the_one_error():
+    """Spoil an action and metadata 3,000 times: a value or ProtocolError, nothing else."""
+
+    class Socket:
+        def recv(self, timeout=None):
+            return bytes(frame)
+
+    random = np.random.default_rng(1)
+    action = {"env_ids": np.arange(2), "action": np.ones((4, 2, 3), np.float32)}
+    metadata = {"features": ["reuse-feedback-obs"], "action_dim": 3}
+    sound = [("action", action), ("metadata", metadata)]
+    refused = 0
+    for trial in range(3000):
+        kind, data = sound[trial % 2]
+        frame = bytearray(ref_server.encode({"message_type": kind, "data": data}))
+        for at in random.integers(len(frame), size=random.integers(1, 4)):
+            frame[at] = random.integers(256)
+        rollout = ref_client.Rollout(ref_client.parse([]), ref_client.ProbeEnvs(2), [None, None])
+        try:
+            data = ref_client.receive(Socket(), kind)
+            if kind == "metadata":
+                rollout.read_metadata(data)
+        except ref_client.ProtocolError:
+            refused += 1
+    assert 1000 < refused < 3000

@@ -225,12 +225,14 @@ class Rollout:
         known = "protocol_version server server_version algorithm policy action_horizon action_dim"
         if BUG == "unknown-metadata-fatal" and set(data) - {*known.split(), "features"}:
             raise ProtocolError("unknown metadata")
-        offered = data.get("features", [])
+        offered = data["features"] if isinstance(data.get("features"), list) else []
         offered = FEATURES if BUG == "reuse-unasked" else offered
         self.features = [name for name in self.options.features if name in offered]
         if not self.envs.a.shape[1]:
-            width = data.get("action_dim", self.options.action_dim)
-            self.envs.a = np.zeros((len(self.chunks), int(width)))
+            width = data.get("action_dim")
+            if type(width) is not int or not 0 < width < 4096:
+                width = self.options.action_dim
+            self.envs.a = np.zeros((len(self.chunks), width))
 
     def drop_chunks(self, envs: list[int]) -> None:
         """Forget the actions of an earlier connection; reset where its feedback was a done."""
