@@ -1,6 +1,7 @@
 """`ReplayBuffer` against a list of transitions kept by hand."""
 
 import logging
+import threading
 
 import gymnasium as gym
 import numpy as np
@@ -740,6 +741,7 @@ def test_a_postprocess_function_sees_finished_segments():
         ({"prioritized": True, "sampler": {"type": "all"}}, "sampler.type: all"),
         ({"memmap_dir": "x", "storage": {"device": "cuda"}}, "device: cpu"),
         ({"n_step": 0}, "n_step"),
+        ({"min_size": 1001}, "never holds"),
     ],
 )
 def test_keys_that_do_not_go_together_are_refused(keys, text):
@@ -749,3 +751,30 @@ def test_keys_that_do_not_go_together_are_refused(keys, text):
 
 def test_both_buffers_are_found_by_name():
     assert BUFFERS.get("ReplayBuffer") is ReplayBuffer
+
+
+def test_adding_and_sampling_from_two_threads_loses_and_mixes_nothing():
+    buffer = make(num_envs=2, capacity=200, n_step=2)
+    walk = Walk(buffer, num_envs=2, ends=0.2).run(20)
+    stop = threading.Event()
+    seen, errors = set(), []
+
+    def learn():
+        try:
+            while not stop.is_set():
+                (batch,) = buffer.sample(batch_size=20)
+                seen.update(batch["observation"][:, 0].tolist())
+        except Exception as error:  # noqa: BLE001  # handed to the test
+            errors.append(error)
+
+    learner = threading.Thread(target=learn)
+    learner.start()
+    for _ in range(500):
+        walk.step()
+        walk.add()
+    stop.set()
+    learner.join(timeout=30)
+    assert not errors
+    assert seen <= {item[0] for item in walk.truth}
+    assert buffer.size() == 200
+    assert buffer.limiter.inserts == len(walk.truth)

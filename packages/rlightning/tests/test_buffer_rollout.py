@@ -772,3 +772,46 @@ def test_episodes_as_the_unit_with_automatic_truncation_hold_one_episode_each():
         episode = buffer.get(index)
         over = (episode["terminated"] | episode["truncated"])[:-1]
         assert not over.any()
+
+
+def test_the_buffer_says_whether_rows_and_batches_fit():
+    buffer = make(capacity=10)
+    assert buffer.can_insert(10)
+    assert not buffer.can_insert(11)
+    fill(buffer, range(4))
+    assert not buffer.can_insert(7)
+    assert buffer.can_sample(4)
+    assert not buffer.can_sample(5)
+    assert make(DataBuffer, capacity=10).can_insert(100)
+
+
+def test_pieces_of_another_shape_are_refused():
+    metas = [EnvMeta("a", None, BOX, 1), EnvMeta("b", None, BOX, 1)]
+    buffer = make(metas=metas)
+    for name, size in (("a", 2), ("b", 3)):
+        for _ in range(2):
+            response = PolicyResponse(name, action=0)
+            buffer.add_transition(name, EnvRet(name, np.zeros(size)), response)
+    buffer.truncate_one_episode("a")
+    with pytest.raises(ValueError, match=r"observation' has shape \(3,\) here and \(2,\)"):
+        buffer.truncate_one_episode("b")
+
+
+def test_batches_of_another_buffer_and_many_environments_are_added_as_episodes():
+    source = make(num_envs=2)
+    script = Script(2)
+    roll(source, script, 6)
+    target = make(DataBuffer, storage={"unit": "episode"})
+    target.add_episode(source.get_all())
+    assert_equals_truth(target.get_all(), script.truth)
+    target.add_episode(_wide(source), num_envs=2)
+    assert len(target) == 3
+
+
+def _wide(buffer):
+    """Return a buffer of two environments as ``[T, 2, ...]`` arrays."""
+    batch = buffer.get_all()
+    return {
+        name: batch[name].reshape(2, -1, *batch[name].shape[1:]).transpose(0, 1).numpy()
+        for name in batch.keys()  # noqa: SIM118
+    }

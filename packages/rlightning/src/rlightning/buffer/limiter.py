@@ -11,15 +11,16 @@ class RateLimiter:
     """Says whether a learner may sample and whether environments may insert.
 
     With ``samples_per_insert`` the difference ``inserts * samples_per_insert - samples`` is kept
-    within `error_buffer` of its value at `min_size` inserts, so that a fast learner waits for new
-    data and a fast environment waits for the learner. The counters belong into checkpoints: a
-    resumed run continues at the ratio instead of catching up.
+    within `error_buffer` of its value when sampling could start, so that a fast learner waits for
+    new data and a fast environment waits for the learner. At any time at least one of the two may
+    go on. The counters belong into checkpoints: a resumed run continues at the ratio instead of
+    catching up.
 
     Args:
-        min_size: rows a buffer must hold before anything is sampled.
+        min_size: rows a buffer must hold before anything is sampled; a larger batch wants more.
         samples_per_insert: rows sampled per row inserted; None does not limit.
         error_buffer: how many sampled rows the ratio may be off, either way; by default a tenth of
-            what `min_size` inserts are worth, at least `samples_per_insert`.
+            what `min_size` inserts are worth, and enough for the batches and inserts asked for.
 
     Raises:
         ConfigError: a number is out of range.
@@ -36,49 +37,72 @@ class RateLimiter:
             raise ConfigError(f"min_size is {min_size}; expected at least 1")
         if samples_per_insert is not None and samples_per_insert <= 0:
             raise ConfigError(f"samples_per_insert is {samples_per_insert}; expected more than 0")
+        if error_buffer is not None and error_buffer <= 0:
+            raise ConfigError(f"error_buffer is {error_buffer}; expected more than 0")
         self.min_size = min_size
         self.samples_per_insert = samples_per_insert
-        ratio = samples_per_insert or 0.0
-        if error_buffer is None:
-            error_buffer = ratio * max(1.0, min_size / 10)
-        if error_buffer < ratio:
-            raise ConfigError(
-                f"error_buffer is {error_buffer}; expected at least samples_per_insert, {ratio}: "
-                "below that no insert fits between two samples"
-            )
-        self.error_buffer = error_buffer
         self.inserts = 0
         """Rows inserted so far."""
         self.samples = 0
         """Rows sampled so far."""
+        self._error_buffer = error_buffer
+        self._insert_rows = 0  # the largest insert and
+        self._sample_rows = 0  # the largest batch asked for
+
+    @property
+    def error_buffer(self) -> float:
+        """How many sampled rows the ratio may be off."""
+        if self._error_buffer is not None:
+            return self._error_buffer
+        ratio = self.samples_per_insert or 0.0
+        return max(ratio * self.min_size / 10, self._needed())
+
+    def _needed(self) -> float:
+        """Return the smallest tolerance with which one of the two sides can always go on."""
+        ratio = self.samples_per_insert or 0.0
+        return (self._sample_rows + ratio * max(1, self._insert_rows)) / 2
 
     def can_insert(self, rows: int = 1) -> bool:
-        """Return whether `rows` more rows may be inserted now."""
-        if self.samples_per_insert is None or self.inserts + rows <= self.min_size:
+        """Return whether `rows` more rows may be inserted now.
+
+        Raises:
+            ConfigError: with such inserts and batches both sides would wait for each other.
+        """
+        self._insert_rows = max(self._insert_rows, rows)
+        if self.samples_per_insert is None or self.inserts < self._start():
             return True
-        ahead = self._ahead(self.inserts + rows, self.samples)
-        return ahead <= self.error_buffer
+        self._refuse_standstill()
+        return self._ahead(self.inserts + rows, self.samples) <= self.error_buffer
 
     def can_sample(self, rows: int, *, size: int) -> bool:
         """Return whether a batch of `rows` may be sampled now from a buffer of `size` rows.
 
         Raises:
-            ConfigError: such a batch never fits into `error_buffer`.
+            ConfigError: with such inserts and batches both sides would wait for each other.
         """
-        if self.samples_per_insert is not None and rows > 2 * self.error_buffer:
-            raise ConfigError(
-                f"a batch of {rows} rows never fits: error_buffer is {self.error_buffer} sampled "
-                f"rows; raise it to at least {rows / 2:g}, or lower the batch size"
-            )
-        if size < self.min_size:
+        self._sample_rows = max(self._sample_rows, rows)
+        if size < self._start():
             return False
         if self.samples_per_insert is None:
             return True
+        self._refuse_standstill()
         return self._ahead(self.inserts, self.samples + rows) >= -self.error_buffer
 
+    def _start(self) -> int:
+        """Return how many rows there must be before anything is sampled."""
+        return max(self.min_size, self._sample_rows)
+
     def _ahead(self, inserts: int, samples: int) -> float:
-        ratio = self.samples_per_insert or 0.0
-        return (inserts - self.min_size) * ratio - samples
+        return (inserts - self._start()) * (self.samples_per_insert or 0.0) - samples
+
+    def _refuse_standstill(self) -> None:
+        if self.error_buffer < self._needed():
+            raise ConfigError(
+                f"error_buffer is {self.error_buffer:g} sampled rows; with batches of "
+                f"{self._sample_rows} rows and inserts of {max(1, self._insert_rows)}, learner and "
+                "environments would wait for each other: raise it to at least "
+                f"{self._needed():g}, or leave it out"
+            )
 
     def state_dict(self) -> dict[str, int]:
         """Return the counters."""

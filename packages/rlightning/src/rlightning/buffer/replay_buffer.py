@@ -127,6 +127,11 @@ class ReplayBuffer(DataBuffer):
                 "buffer.prioritized draws by priority; it does not go with buffer.sampler.type: "
                 f"{sampler.type}. Leave the sampler out"
             )
+        if options.min_size > self.config.capacity:
+            raise ConfigError(
+                f"buffer.min_size is {options.min_size}: a buffer of capacity "
+                f"{self.config.capacity} never holds that many transitions"
+            )
         if options.memmap_dir is not None and self.config.storage.device != "cpu":
             raise ConfigError("buffer.memmap_dir needs buffer.storage.device: cpu")
 
@@ -253,8 +258,7 @@ class ReplayBuffer(DataBuffer):
 
     def can_sample(self, batch_size: int) -> bool:
         """Return whether a learner should sample `batch_size` rows now; see `RateLimiter`."""
-        size = self.size()
-        return size >= batch_size and self.limiter.can_sample(batch_size, size=size)
+        return self.limiter.can_sample(batch_size, size=self.size())
 
     def can_insert(self, rows: int = 1) -> bool:
         """Return whether environments should add `rows` rows now; see `RateLimiter`."""
