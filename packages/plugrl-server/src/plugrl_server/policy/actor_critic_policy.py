@@ -133,3 +133,9 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
     def project(self) -> None:
         """Keep bounded parameters in their bounds; call it after every optimizer step."""
         self.actor_critic.project()
+
+    def critic_parameters(self) -> list[torch.nn.Parameter]:
+        """What belongs to the value function alone."""
+        network = self.actor_critic
+        trunk = [] if network.critic_trunk is None else list(network.critic_trunk.parameters())
+        return [*trunk, *network.value_head.parameters()]

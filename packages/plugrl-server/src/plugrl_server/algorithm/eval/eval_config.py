@@ -1,0 +1,23 @@
+"""Configuration of ``eval``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig
+from plugrl_server.algorithm.registration import register_algo_config
+
+__all__ = ["EvalConfig"]
+
+
+@register_algo_config("eval")
+@dataclasses.dataclass
+class EvalConfig(BaseAlgoConfig):
+    """Runs a policy without learning."""
+
+    policy_checkpoint_path: str | None = None
+    """A checkpoint's directory, or a run's; None evaluates the policy as it is constructed."""
+    num_episodes: int | None = None
+    """Stop after so many episodes; None never stops by itself."""
+    break_action_chunk: bool = False
+    """Kept for compatibility; the client decides how much of a chunk it uses."""

@@ -1,0 +1,380 @@
+"""Proximal policy optimisation (Schulman et al. 2017) over frames from anywhere.
+
+For any torch policy with ``evaluate_actions``, ``get_value`` and ``get_action_and_runtime_state``
+whose runtime state has ``obs``, ``action``, ``logprob`` and ``value``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import torch
+from torch import nn
+
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint
+from plugrl_server.algorithm.ppo.targets import discounted_returns, frame_targets
+from plugrl_server.algorithm.registration import register_algo
+from plugrl_server.algorithm.torch_state import (
+    as_module,
+    copy_weights,
+    load_weights,
+    publish,
+    snapshot,
+)
+from plugrl_server.buffer.rollout_buffer import RolloutBuffer, Segments
+from plugrl_server.common.trees import map_tree, take
+from plugrl_server.errors import PolicyContractError
+from plugrl_server.policy.state import to_numpy_state
+from rlightning.ops import losses
+from rlightning.ops.normalization import RunningMeanStd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from plugrl_server.algorithm.base_algorithm import FrameBatch, MetricDict
+    from plugrl_server.policy.base_policy import PolicyRuntimeState
+    from plugrl_server.policy.state import PolicyTrainState
+
+__all__ = ["PPOAlgorithm"]
+
+_FIELDS = ("obs", "action", "logprob", "value")
+_BUFFER_SCHEMA = 1
+
+
+class _Rows(NamedTuple):
+    """What gradient steps read, ``[n, ...]``."""
+
+    obs: Any
+    action: Tensor
+    logprob: Tensor
+    value: Tensor
+    advantage: Tensor
+    value_target: Tensor
+
+
+@register_algo("ppo")
+@final
+class PPOAlgorithm(BaseAlgorithm):
+    """Collect a buffer of frames, then pass over it several times.
+
+    Args:
+        config: see `PPOConfig`.
+        policy: what acts and is trained.
+
+    Raises:
+        TypeError: the policy has no ``evaluate_actions``.
+        ValueError: the policy is deterministic: it has no probabilities to learn from.
+        PolicyContractError: it is no torch policy, or a flag needs a critic that it does not show.
+    """
+
+    on_policy = True
+    supports_overlap = True
+
+    def __init__(self, config: Any, policy: Any) -> None:
+        super().__init__(config, policy)
+        if not hasattr(policy, "evaluate_actions"):
+            raise TypeError(
+                f"{type(policy).__name__} has no evaluate_actions(obs, action); ppo needs it"
+            )
+        if getattr(policy.config, "deterministic", False):
+            raise ValueError("policy.deterministic is set; ppo needs a policy that draws actions")
+        as_module(policy, needed_by="ppo")
+        self.train_itrs = 0
+        self.return_stats = RunningMeanStd(clip=None)
+        self.filling = RolloutBuffer(config.buffer_size, self.example_train_state(1))
+        self._learning = self.filling
+        self._last_saved_itr = 0
+        self._learned_obs: Any = None
+        self._seed = int(torch.randint(2**31, ()))
+        self.generator = torch.Generator().manual_seed(self._seed)
+
+    # ---- collecting ----------------------------------------------------------------------------
+
+    def infer(self, obs: dict[str, Any]) -> tuple[Any, PolicyRuntimeState]:
+        """Draw actions."""
+        return self.infer_with_policy(obs)
+
+    def derive_train_state(self, runtime_state: PolicyRuntimeState) -> PolicyTrainState:
+        """Keep the four fields that PPO learns from."""
+        state = to_numpy_state(runtime_state)
+        missing = [name for name in _FIELDS if name not in state]
+        if missing:
+            raise PolicyContractError(
+                f"the runtime state of {type(self.policy).__name__} lacks {', '.join(missing)}; "
+                f"ppo stores {', '.join(_FIELDS)}"
+            )
+        return {name: state[name] for name in _FIELDS}
+
+    def feedback(self, **frame: Any) -> Any:
+        """Not used: `feedback_batch` stores whole batches."""
+        raise NotImplementedError("ppo takes batches")
+
+    def feedback_batch(self, batch: FrameBatch) -> MetricDict:
+        """Store frames."""
+        self.filling.add(
+            train_state=batch.train_state,
+            chains=batch.chains,
+            rewards=batch.rewards,
+            steps=batch.steps,
+            terminated=batch.terminated,
+            truncated=batch.truncated,
+            next_obs=batch.next_obs,
+        )
+        self.global_step += int(batch.steps.sum())
+        return {}
+
+    @property
+    def max_staleness(self) -> int:
+        """As configured."""
+        return int(self.config.max_staleness)
+
+    def should_learn(self) -> bool:
+        """When the buffer is full, or the run's last frames are in."""
+        return self.filling.full() or (len(self.filling) > 0 and self._all_collected())
+
+    def _all_collected(self) -> bool:
+        total = self.config.global_steps
+        return total is not None and self.global_step >= total
+
+    def should_stop(self) -> bool:
+        """After the run's steps, or learn steps, once all of it is learned."""
+        if self.config.global_steps is not None:
+            return self._all_collected() and len(self.filling) == 0
+        return self.train_itrs >= int(self.config.train_itrs)
+
+    def should_save(self) -> bool:
+        """Every ``save_interval`` learn steps."""
+        return self.train_itrs - self._last_saved_itr >= int(self.config.save_interval)
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    def separate_learner(self) -> None:
+        """Train a copy."""
+        self.learner_policy = copy.deepcopy(self.policy)
+
+    def init_optimizers(self) -> None:
+        """Make Adam, the critic apart from the rest where it has a learning rate of its own."""
+        config, policy = self.config, as_module(self.learner_policy, needed_by="ppo")
+        special = config.critic_learning_rate is not None or config.n_critic_warmup_itrs > 0
+        parameters = [p for p in policy.parameters() if p.requires_grad]
+        self._critic_ids = self._find_critic() if special else set()
+        critic = [p for p in parameters if id(p) in self._critic_ids]
+        actor = [p for p in parameters if id(p) not in self._critic_ids]
+        groups: list[dict[str, Any]] = [{"params": actor, "lr": config.learning_rate}]
+        if critic:
+            rate = config.critic_learning_rate
+            rate = config.learning_rate if rate is None else rate
+            groups.append({"params": critic, "lr": rate})
+        self._initial_rates = [group["lr"] for group in groups]
+        self.optimizer = torch.optim.Adam(groups, eps=config.adam_eps)
+
+    def _find_critic(self) -> set[int]:
+        critic = getattr(self.learner_policy, "critic_parameters", None)
+        if critic is None:
+            raise PolicyContractError(
+                "--algo.critic-learning-rate and --algo.n-critic-warmup-itrs need a policy with "
+                f"critic_parameters(); {type(self.policy).__name__} has none"
+            )
+        return {id(parameter) for parameter in critic()}
+
+    def pre_learn(self) -> None:
+        """Hand the buffer over; new frames go to another one if the policy goes on acting."""
+        self._learning = self.filling
+        if self.learner_policy is not self.policy:
+            self.filling = RolloutBuffer(self.config.buffer_size, self.example_train_state(1))
+
+    def learn_impl(self) -> tuple[int, MetricDict]:
+        """Estimate advantages, then take the gradient steps."""
+        self._set_learning_rates()
+        rows, metrics = self._prepare()
+        warmup = self.train_itrs < int(self.config.n_critic_warmup_itrs)
+        logged = self._passes(rows, warmup=warmup)
+        self.train_itrs += 1
+        explained = losses.explained_variance(rows.value, rows.value_target)
+        rate = self.optimizer.param_groups[0]["lr"]
+        return self.global_step, {
+            "losses": logged,
+            "models": {"learning_rate": rate},
+            "train": {"train_itrs": self.train_itrs, "critic_warmup": warmup, **metrics},
+            "rollout": {"explained_variance": explained},
+        }
+
+    def post_learn(self) -> None:
+        """Learn the observations' statistics and let the acting policy have all that is new."""
+        update = getattr(self.learner_policy, "update_obs_stats", None)
+        if update is not None:
+            update(self._learned_obs)
+        self._learned_obs = None
+        self._learning.reset()
+        if self.learner_policy is not self.policy:
+            publish(
+                as_module(self.learner_policy, needed_by="ppo"),
+                as_module(self.policy, needed_by="ppo"),
+            )
+        super().post_learn()
+
+    def _set_learning_rates(self) -> None:
+        if not self.config.anneal_lr:
+            return
+        steps = self.config.global_steps
+        share = self.train_itrs / self.config.train_itrs
+        if steps is not None:
+            share = (self.global_step - len(self._learning)) / steps
+        left = min(max(1.0 - share, 0.0), 1.0)
+        for group, rate in zip(self.optimizer.param_groups, self._initial_rates, strict=True):
+            group["lr"] = left * rate
+
+    @torch.no_grad()
+    def _prepare(self) -> tuple[_Rows, MetricDict]:
+        """Turn the buffer into rows for gradient steps."""
+        config, buffer = self.config, self._learning
+        frames = buffer.read()
+        state = frames["state"]
+        segments = Segments(frames["chain"].numpy())
+        logprob, value, log_ratio = state["logprob"], state["value"], None
+        if self.max_staleness > 0:
+            now, _, value = self._evaluate(state["obs"], state["action"])
+            now, value = now.cpu(), value.cpu()
+            log_ratio, logprob = now - logprob, now
+        reward = self._scaled_rewards(frames, segments)
+        targets = frame_targets(
+            buffer,
+            segments,
+            self.learner_policy,
+            reward=reward,
+            value=value,
+            log_ratio=log_ratio,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+        )
+        self._learned_obs = map_tree(lambda leaf: leaf.clone(), state["obs"])
+        rows = _Rows(self._learned_obs, state["action"], logprob, value, *targets)
+        return rows, {"frames": len(buffer)}
+
+    def _scaled_rewards(self, frames: dict[str, Any], segments: Segments) -> Tensor:
+        config = self.config
+        reward: Tensor = frames["reward"]
+        if not config.normalize_rewards:
+            return reward
+        gamma = config.reward_scaling_gamma
+        gamma = config.gamma if gamma is None else gamma
+        self.return_stats.update(discounted_returns(frames, segments, gamma=gamma))
+        scaled = reward / self.return_stats.std.float()
+        return scaled.clamp(-config.reward_clip, config.reward_clip)
+
+    def _evaluate(self, obs: Any, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        policy: Any = self.learner_policy
+        logprob, entropy, value = policy.evaluate_actions(obs, action)
+        return logprob, entropy, value
+
+    def _passes(self, rows: _Rows, *, warmup: bool) -> MetricDict:
+        """Take the gradient steps; give the means over the last pass."""
+        config, n = self.config, len(rows.logprob)
+        total = int(config.update_epochs)
+        for epoch in range(total):
+            order = torch.randperm(n, generator=self.generator)
+            logged: list[dict[str, float]] = []
+            for start in range(0, n, int(config.batch_size)):
+                index = order[start : start + int(config.batch_size)]
+                minibatch = _Rows(*(take(column, index) for column in rows))
+                logged.append(self._gradient_step(minibatch, warmup=warmup))
+                self.report_learn_progress(epoch * n + start + len(index), total * n)
+            if config.target_kl is not None and logged[-1]["approx_kl"] > config.target_kl:
+                break
+        return {name: sum(row[name] for row in logged) / len(logged) for name in logged[0]}
+
+    def _gradient_step(self, rows: _Rows, *, warmup: bool) -> dict[str, float]:
+        config, policy = self.config, as_module(self.learner_policy, needed_by="ppo")
+        logprob, entropy, value = self._evaluate(rows.obs, rows.action)
+        device = logprob.device
+        advantage = rows.advantage.to(device)
+        if config.norm_adv:
+            advantage = losses.standardize(advantage)
+        old_logprob = rows.logprob.to(device)
+        surrogate = losses.ppo_policy_loss(
+            logprob, old_logprob, advantage, clip_ratio=config.clip_coef
+        )
+        critic = 0.5 * losses.value_loss(
+            value,
+            rows.value_target.to(device),
+            old_value_B=rows.value.to(device),
+            clip_range=config.clip_coef if config.clip_vloss else None,
+        )
+        bonus = losses.entropy_loss(entropy)
+        loss = config.vf_coef * critic
+        if not warmup:
+            loss = loss + surrogate.loss + config.ent_coef * bonus
+        self.optimizer.zero_grad()
+        loss.backward()
+        limit = float("inf") if config.max_grad_norm is None else config.max_grad_norm
+        norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
+        self._freeze_actor(warmup=warmup)
+        self.optimizer.step()
+        project = getattr(policy, "project", None)
+        if project is not None:
+            project()
+        logged = {
+            "value_loss": critic,
+            "policy_loss": surrogate.loss,
+            "entropy": -bonus,
+            "old_approx_kl": (old_logprob - logprob).mean(),
+            "approx_kl": surrogate.approx_kl,
+            "clipfrac": surrogate.clip_fraction,
+            "grad_norm": norm,
+        }
+        return {name: float(value.detach()) for name, value in logged.items()}
+
+    def _freeze_actor(self, *, warmup: bool) -> None:
+        """Without a gradient Adam leaves a parameter alone, momentum included."""
+        if warmup:
+            for parameter in self.optimizer.param_groups[0]["params"]:
+                parameter.grad = None
+
+    # ---- progress and checkpoints --------------------------------------------------------------
+
+    def get_total_training_steps(self) -> int:
+        """The run's length in environment steps; learn steps times frames where none is given."""
+        if self.config.global_steps is not None:
+            return int(self.config.global_steps)
+        return int(self.config.train_itrs) * int(self.config.buffer_size)
+
+    def get_collect_progress_total(self) -> int:
+        """Frames of a buffer."""
+        return int(self.config.buffer_size)
+
+    def get_collect_progress_completed(self) -> int:
+        """Frames in the buffer."""
+        return len(self.filling)
+
+    def create_checkpoint(self) -> Checkpoint:
+        """Give weights, Adam, normalisers, counters, the generator and the frames at hand."""
+        self._last_saved_itr = self.train_itrs
+        meta = {
+            "train_itrs": self.train_itrs,
+            "last_saved_itr": self._last_saved_itr,
+            "return_stats": snapshot(dict(self.return_stats.state_dict())),
+            "generator": self.generator.get_state(),
+            "rollout_buffer": self.filling.state_dict(),
+            "rollout_buffer_schema_version": _BUFFER_SCHEMA,
+        }
+        return Checkpoint(
+            step=self.global_step,
+            model=copy_weights(self.learner_policy),
+            optimizer={"adam": snapshot(self.optimizer.state_dict())},
+            meta=meta,
+        )
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Continue from all of it."""
+        load_weights(self.policy, checkpoint.model)
+        load_weights(self.learner_policy, checkpoint.model)
+        self.global_step = checkpoint.step
+        meta = checkpoint.meta
+        if checkpoint.optimizer is not None:
+            self.optimizer.load_state_dict(checkpoint.optimizer["adam"])
+        self.train_itrs = int(meta["train_itrs"])
+        self._last_saved_itr = int(meta["last_saved_itr"])
+        self.return_stats.load_state_dict(meta["return_stats"])
+        self.generator.set_state(meta["generator"])
+        self.filling.load_state_dict(meta["rollout_buffer"])

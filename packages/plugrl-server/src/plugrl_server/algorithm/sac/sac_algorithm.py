@@ -1,0 +1,277 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv 1812.05905).
+
+For any torch policy whose runtime state has ``obs`` and ``action``, and that offers
+``sample_with_log_prob``, ``q_values``, ``update_targets``, ``actor_parameters``,
+``critic_parameters`` and ``log_alpha``. A terminated transition bootstraps nothing, a truncated one
+from its own last observation; a chunk of k steps discounts by ``gamma ** k``.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, EpisodeMetricWindow
+from plugrl_server.algorithm.registration import register_algo
+from plugrl_server.algorithm.torch_state import (
+    as_module,
+    copy_weights,
+    load_weights,
+    publish,
+    snapshot,
+)
+from plugrl_server.buffer.replay_buffer import ReplayBuffer
+from plugrl_server.common.trees import map_tree
+from plugrl_server.errors import PolicyContractError
+from plugrl_server.policy.state import to_numpy_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from plugrl_server.algorithm.base_algorithm import FrameBatch, MetricDict
+    from plugrl_server.policy.base_policy import PolicyRuntimeState
+    from plugrl_server.policy.state import PolicyTrainState
+
+__all__ = ["SACAlgorithm"]
+
+_OFFERS = (
+    "sample_with_log_prob",
+    "q_values",
+    "update_targets",
+    "actor_parameters",
+    "critic_parameters",
+    "log_alpha",
+)
+MAX_UPDATES_PER_LEARN = 256
+"""In overlap mode a slow learner skips what it owes beyond this, and says so."""
+
+
+@register_algo("sac")
+@final
+class SACAlgorithm(BaseAlgorithm):
+    """Store every transition; update from random ones.
+
+    Args:
+        config: see `SACConfig`.
+        policy: networks and acting.
+
+    Raises:
+        PolicyContractError: the policy is no torch policy, or lacks one of the methods.
+    """
+
+    on_policy = False
+    supports_overlap = True
+
+    def __init__(self, config: Any, policy: Any) -> None:
+        super().__init__(config, policy)
+        as_module(policy, needed_by="sac")
+        missing = [name for name in _OFFERS if not hasattr(policy, name)]
+        if missing:
+            raise PolicyContractError(
+                f"{type(policy).__name__} lacks {', '.join(missing)}, which sac calls"
+            )
+        example: Any = self.example_train_state(1)
+        transitions = ReplayBuffer.example(example["obs"], example["action"])
+        seed = int(np.random.randint(2**31))
+        self.replay = ReplayBuffer(config.buffer_size, transitions, seed=seed)
+        self.target_entropy = -float(np.prod(example["action"].shape[1:]))
+        self.updates = 0
+        self.skipped_updates = 0
+        self._steps_at_learn = 0
+        self._owed = 0.0
+        self._last_saved_step = 0
+        self._batches: list[Any] = []
+        self._episodes = EpisodeMetricWindow(length=100)
+
+    # ---- collecting ----------------------------------------------------------------------------
+
+    def infer(self, obs: dict[str, Any]) -> tuple[Any, PolicyRuntimeState]:
+        """Draw actions."""
+        return self.infer_with_policy(obs)
+
+    def derive_train_state(self, runtime_state: PolicyRuntimeState) -> PolicyTrainState:
+        """Keep the observation and the action."""
+        state = to_numpy_state(runtime_state)
+        missing = [name for name in ("obs", "action") if name not in state]
+        if missing:
+            raise PolicyContractError(
+                f"the runtime state of {type(self.policy).__name__} lacks {', '.join(missing)}; "
+                "sac stores obs and action"
+            )
+        return {"obs": state["obs"], "action": state["action"]}
+
+    def feedback(self, **frame: Any) -> Any:
+        """Not used: `feedback_batch` stores whole batches."""
+        raise NotImplementedError("sac takes batches")
+
+    def feedback_batch(self, batch: FrameBatch) -> MetricDict:
+        """Store transitions."""
+        state: Any = batch.train_state
+        discount = np.where(batch.terminated, 0.0, self.config.gamma**batch.steps)
+        self.replay.add(
+            {
+                "obs": state["obs"],
+                "action": state["action"],
+                "reward": batch.rewards.astype(np.float32),
+                "discount": discount.astype(np.float32),
+                "next_obs": self.policy.prepare_observation(batch.next_obs),
+            }
+        )
+        self.global_step += int(batch.steps.sum())
+        return {}
+
+    def should_learn(self) -> bool:
+        """Once enough is stored, every ``update_every`` steps."""
+        if self.global_step < int(self.config.learning_starts):
+            return False
+        return self.global_step - self._steps_at_learn >= int(self.config.update_every)
+
+    def should_stop(self) -> bool:
+        """At ``global_steps``."""
+        total = self.config.global_steps
+        return total is not None and self.global_step >= total
+
+    def should_save(self) -> bool:
+        """Every ``save_interval`` steps."""
+        return self.global_step - self._last_saved_step >= int(self.config.save_interval)
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    def separate_learner(self) -> None:
+        """Train a copy."""
+        self.learner_policy = copy.deepcopy(self.policy)
+
+    def init_optimizers(self) -> None:
+        """Make one Adam each for the critics, the policy and the temperature."""
+        policy: Any = self.learner_policy
+        self.optimizers: dict[str, torch.optim.Optimizer] = {
+            "q": torch.optim.Adam(policy.critic_parameters(), lr=self.config.q_lr),
+            "policy": torch.optim.Adam(policy.actor_parameters(), lr=self.config.policy_lr),
+        }
+        if policy.log_alpha.requires_grad:
+            self.optimizers["alpha"] = torch.optim.Adam([policy.log_alpha], lr=self.config.q_lr)
+
+    def pre_learn(self) -> None:
+        """Draw the batches of the updates that are due, so that the learner needs no buffer."""
+        start = max(self._steps_at_learn, int(self.config.learning_starts) - 1)
+        self._owed += (self.global_step - start) * float(self.config.update_to_data_ratio)
+        self._steps_at_learn = self.global_step
+        due = int(self._owed)
+        self._owed -= due
+        if self.learner_policy is not self.policy and due > MAX_UPDATES_PER_LEARN:
+            self.skipped_updates += due - MAX_UPDATES_PER_LEARN
+            due = MAX_UPDATES_PER_LEARN
+        self._batches = [self.replay.sample(int(self.config.batch_size)) for _ in range(due)]
+
+    def learn_impl(self) -> tuple[int, MetricDict]:
+        """Update once per batch."""
+        logged: dict[str, float] = {}
+        batches, self._batches = self._batches, []
+        for done, batch in enumerate(batches, start=1):
+            logged |= self._update(batch)
+            self.report_learn_progress(done, len(batches))
+        counters = {"updates": self.updates, "skipped_updates": self.skipped_updates}
+        return self.global_step, {"losses": logged, "train": counters}
+
+    def post_learn(self) -> None:
+        """Let the acting policy have the weights. Episode metrics go on: updates are many."""
+        if self.learner_policy is not self.policy:
+            publish(
+                as_module(self.learner_policy, needed_by="sac"),
+                as_module(self.policy, needed_by="sac"),
+            )
+
+    def _update(self, batch: Any) -> dict[str, float]:
+        config, policy = self.config, self._learner()
+        batch = map_tree(lambda leaf: leaf.to(policy.device), batch)
+        obs = batch["obs"]
+        logged = {"q_loss": self._step("q", self._critic_loss(batch))}
+        self.updates += 1
+        if self.updates % int(config.policy_frequency) == 0:
+            for _ in range(int(config.policy_frequency)):
+                loss, entropy = self._actor_loss(obs)
+                logged["policy_loss"] = self._step("policy", loss)
+                if "alpha" in self.optimizers:
+                    gap = entropy - self.target_entropy
+                    logged["alpha_loss"] = self._step("alpha", policy.log_alpha.exp() * gap)
+            logged |= {"alpha": float(policy.log_alpha.detach().exp()), "entropy": float(entropy)}
+        if self.updates % int(config.target_network_frequency) == 0:
+            policy.update_targets(config.tau)
+        return logged
+
+    def _learner(self) -> Any:
+        return self.learner_policy
+
+    def _critic_loss(self, batch: Any) -> Tensor:
+        policy = self._learner()
+        with torch.no_grad():
+            action, logprob = policy.sample_with_log_prob(batch["next_obs"])
+            value = policy.q_values(batch["next_obs"], action, target=True).amin(0)
+            value = value - policy.log_alpha.exp() * logprob
+            # Selected, not multiplied: what follows a termination may be anything.
+            value = torch.where(batch["discount"] > 0, batch["discount"] * value, 0.0)
+            target = batch["reward"] + value
+        estimates = policy.q_values(batch["obs"], batch["action"])
+        return sum((functional.mse_loss(q, target) for q in estimates), torch.zeros(()))
+
+    def _actor_loss(self, obs: Any) -> tuple[Tensor, Tensor]:
+        """Give the loss and the entropy of the batch, the latter detached."""
+        policy = self._learner()
+        action, logprob = policy.sample_with_log_prob(obs)
+        value = policy.q_values(obs, action).amin(0)
+        loss: Tensor = (policy.log_alpha.detach().exp() * logprob - value).mean()
+        return loss, -logprob.mean().detach()
+
+    def _step(self, name: str, loss: Tensor) -> float:
+        optimizer = self.optimizers[name]
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch declares no types here
+        optimizer.step()
+        return float(loss.detach())
+
+    # ---- progress and checkpoints --------------------------------------------------------------
+
+    def get_collect_progress_total(self) -> int:
+        """Steps before the first update, then between two."""
+        starts = int(self.config.learning_starts)
+        return starts if self.global_step < starts else int(self.config.update_every)
+
+    def get_collect_progress_completed(self) -> int:
+        """How many of them there are."""
+        return self.global_step - self._steps_at_learn
+
+    def create_checkpoint(self) -> Checkpoint:
+        """Give weights, optimizers, counters and the replay buffer."""
+        self._last_saved_step = self.global_step
+        contents = bool(self.config.save_replay_buffer)
+        meta = {
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+            "steps_at_learn": self._steps_at_learn,
+            "owed": self._owed,
+            "last_saved_step": self._last_saved_step,
+            "replay": self.replay.state_dict(contents=contents),
+        }
+        return Checkpoint(
+            step=self.global_step,
+            model=copy_weights(self.learner_policy),
+            optimizer={k: snapshot(v.state_dict()) for k, v in self.optimizers.items()},
+            meta=meta,
+        )
+
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Continue from all of it."""
+        load_weights(self.policy, checkpoint.model)
+        load_weights(self.learner_policy, checkpoint.model)
+        for name, state in (checkpoint.optimizer or {}).items():
+            self.optimizers[name].load_state_dict(state)
+        meta = checkpoint.meta
+        self.global_step = checkpoint.step
+        self.updates, self.skipped_updates = int(meta["updates"]), int(meta["skipped_updates"])
+        self._steps_at_learn, self._owed = int(meta["steps_at_learn"]), float(meta["owed"])
+        self._last_saved_step = int(meta["last_saved_step"])
+        self.replay.load_state_dict(meta["replay"])

@@ -1,0 +1,73 @@
+"""Copies of torch state for checkpoints, and what torch algorithms share."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from plugrl_server.errors import PolicyContractError
+
+if TYPE_CHECKING:
+    from plugrl_server.policy.base_policy import BasePolicy
+
+__all__ = ["as_module", "copy_weights", "load_weights", "publish", "snapshot"]
+
+
+def as_module(policy: BasePolicy, *, needed_by: str) -> nn.Module:
+    """Give a policy as the module it is.
+
+    Raises:
+        PolicyContractError: it is none.
+    """
+    if not isinstance(policy, nn.Module):
+        raise PolicyContractError(
+            f"{needed_by} trains torch policies; {type(policy).__name__} is no BaseTorchPolicy"
+        )
+    return policy
+
+
+def snapshot(value: Any) -> Any:
+    """Copy nested state so that nothing in it changes afterwards; tensors go to the CPU."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(snapshot(item) for item in value)
+    return copy.copy(value)
+
+
+def copy_weights(policy: Any) -> dict[str, Any] | None:
+    """Copy a policy's ``state_dict``; None for a policy without one."""
+    if not isinstance(policy, nn.Module):
+        return None
+    weights: dict[str, Any] = snapshot(dict(policy.state_dict()))
+    return weights
+
+
+def load_weights(policy: Any, weights: dict[str, Any] | None) -> None:
+    """Load what `copy_weights` gave.
+
+    Raises:
+        PolicyContractError: the names or shapes are not this policy's.
+    """
+    if weights is None or not isinstance(policy, nn.Module):
+        return
+    try:
+        policy.load_state_dict(weights)
+    except RuntimeError as error:
+        raise PolicyContractError(
+            f"the checkpoint's weights do not fit {type(policy).__name__}; it was saved by another "
+            f"policy or with other flags ({error})"
+        ) from error
+
+
+@torch.no_grad()
+def publish(source: nn.Module, target: nn.Module) -> None:
+    """Copy all weights and buffers into another instance of the same policy."""
+    state = source.state_dict()
+    for name, tensor in target.state_dict().items():
+        tensor.copy_(state[name])

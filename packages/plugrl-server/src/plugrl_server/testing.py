@@ -1,0 +1,189 @@
+"""For whoever writes a policy or an algorithm: checks of their contracts, runs without a server.
+
+`check_policy` asks what the guide promises. `IdentityTask` is solved in seconds by whatever can
+learn at all, and `train_in_process` runs an algorithm on it (or on anything like it), without
+sockets and threads.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+import numpy as np
+
+from plugrl_server.algorithm.base_algorithm import FrameBatch
+from plugrl_server.common.layout import check_layout, layout_of
+from plugrl_server.common.trees import leaves
+from plugrl_server.errors import PolicyContractError
+from plugrl_server.policy.state import slice_batched_state, to_numpy_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
+    from plugrl_server.policy.base_policy import BasePolicy
+
+__all__ = ["IdentityTask", "Task", "check_policy", "train_in_process"]
+
+Array = np.ndarray[Any, Any]
+
+
+def check_policy(policy: BasePolicy, observation: Callable[[int], dict[str, Any]]) -> None:
+    """Check a policy against its contract, with batches of one to three rows.
+
+    Args:
+        policy: under test.
+        observation: gives a batched observation of so many rows.
+
+    Raises:
+        PolicyContractError: a promise is broken; the message says which.
+    """
+    name = type(policy).__name__
+    per_row: tuple[int, ...] | None = None
+    for rows in (1, 2, 3):
+        action, state = policy.get_action_and_runtime_state(observation(rows))
+        action = to_numpy_state(action)
+        if action.ndim < 2 or action.shape[0] != rows:
+            raise PolicyContractError(
+                f"{name} gives an action of shape {action.shape} for {rows} rows; expected "
+                "[n, H, ...]: batch first, then the horizon"
+            )
+        per_row = per_row or action.shape[1:]
+        if action.shape[1:] != per_row:
+            raise PolicyContractError(
+                f"{name} gives actions of shape {per_row} per row and of shape {action.shape[1:]} "
+                "in another batch; keep the action's shape stable"
+            )
+        _check_state(name, state, policy.fake_runtime_state(rows), rows)
+    horizon = getattr(policy, "action_horizon", None)
+    if per_row is not None and isinstance(horizon, int) and horizon != per_row[0]:
+        raise PolicyContractError(
+            f"{name} sets action_horizon to {horizon} and gives {per_row[0]} steps per chunk"
+        )
+
+
+def _check_state(name: str, state: Any, fake: Any, rows: int) -> None:
+    if (state is None) != (fake is None):
+        raise PolicyContractError(
+            f"{name} returns a runtime state of {type(state).__name__}; fake_runtime_state gives "
+            f"{type(fake).__name__}"
+        )
+    if state is None:
+        return
+    for path, leaf in leaves(state):
+        if len(leaf) != rows:
+            raise PolicyContractError(
+                f"the runtime state of {name} has {len(leaf)} rows in {'.'.join(path)}, expected "
+                f"{rows}: the server cuts it per environment"
+            )
+    for row in range(rows):
+        slice_batched_state(state, row)
+    what = f"the runtime state of {name}"
+    check_layout(what, to_numpy_state(state), layout_of(to_numpy_state(fake)))
+
+
+class Task(Protocol):
+    """A batch of environments that reset themselves, for `train_in_process`."""
+
+    def observe(self) -> dict[str, Any]:
+        """Give the current observation of every environment, batched."""
+
+    def step(self, action: Array) -> tuple[dict[str, Any], Array, Array, Array]:
+        """Step every environment.
+
+        Args:
+            action: ``[n, *A]``.
+
+        Returns:
+            What followed (an ended episode's own last observation), rewards float32 ``[n]``,
+            terminated and truncated bool ``[n]``.
+        """
+
+
+@final
+class IdentityTask:
+    """Repeat what you see: the reward is highest for the action that equals the observation.
+
+    Args:
+        num_envs: n.
+        discrete: observations are one-hot and actions indices; otherwise both are in [-1, 1].
+        size: number of actions, or width of observation and action.
+        length: steps per episode; odd environments are truncated there, even ones terminated.
+        seed: of the observations.
+    """
+
+    def __init__(
+        self, num_envs: int, *, discrete: bool, size: int = 2, length: int = 10, seed: int = 0
+    ) -> None:
+        self.num_envs, self.discrete, self.size, self.length = num_envs, discrete, size, length
+        self._rng = np.random.default_rng(seed)
+        self._steps = np.zeros(num_envs, np.int64)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.discrete:
+            self._goal = self._rng.integers(self.size, size=self.num_envs)
+            self._seen = np.eye(self.size, dtype=np.float32)[self._goal]
+        else:
+            shape = (self.num_envs, self.size)
+            self._seen = self._goal = self._rng.uniform(-1, 1, shape).astype(np.float32)
+
+    def observe(self) -> dict[str, Any]:
+        """See `Task.observe`."""
+        text = np.full(self.num_envs, "")
+        return {"images": {}, "states": {"obs": self._seen}, "text": text}
+
+    def step(self, action: Array) -> tuple[dict[str, Any], Array, Array, Array]:
+        """See `Task.step`."""
+        if self.discrete:
+            reward = (action == self._goal).astype(np.float32)
+        else:
+            reward = 1.0 - np.abs(action - self._goal).mean(1, dtype=np.float32)
+        self._steps += 1
+        ended = self._steps >= self.length
+        self._steps[ended] = 0
+        self._draw()
+        even = np.arange(self.num_envs) % 2 == 0
+        return self.observe(), reward, ended & even, ended & ~even
+
+
+def train_in_process(algorithm: BaseAlgorithm, task: Task) -> list[float]:
+    """Run an algorithm to its end, one action per inference.
+
+    Args:
+        algorithm: constructed, with its optimizers.
+        task: the environments.
+
+    Returns:
+        The mean reward of every round, in order.
+    """
+    rewards: list[float] = []
+    obs = task.observe()
+    rows = len(obs["text"])
+    was_terminated = was_truncated = np.zeros(rows, np.bool_)
+    while not algorithm.should_stop():
+        action, runtime_state = algorithm.infer(obs)
+        next_obs, reward, terminated, truncated = task.step(action[:, 0])
+        algorithm.feedback_batch(
+            FrameBatch(
+                chains=np.arange(rows),
+                obs=obs,
+                runtime_state=runtime_state,
+                train_state=algorithm.derive_train_state(runtime_state),
+                was_terminated=was_terminated,
+                was_truncated=was_truncated,
+                next_obs=next_obs,
+                rewards=reward,
+                steps=np.ones(rows, np.int64),
+                terminated=terminated,
+                truncated=truncated,
+                info={},
+            )
+        )
+        obs, was_terminated, was_truncated = task.observe(), terminated, truncated
+        rewards.append(float(reward.mean()))
+        if algorithm.should_learn():
+            algorithm.pre_learn()
+            algorithm.learn()
+            algorithm.post_learn()
+    return rewards
