@@ -53,7 +53,7 @@ slim: $(STAMP)   ## the wheels, each alone in a fresh environment
 
 docs: $(STAMP)
 	$(PIP) mkdocs-material
-	$(BIN)/mkdocs build --strict --site-dir site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 bench: $(STAMP)   ## every benchmark, at its full size: QUICK=--quick for a look
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file $(QUICK) || exit 1; done
