@@ -98,7 +98,7 @@ def test_ppo_learns_to_repeat_a_vector_with_and_without_vtrace(staleness):
 
 def test_sac_learns_to_repeat_a_vector():
     rewards = train_in_process(sac(), IdentityTask(4, discrete=False))
-    assert np.mean(rewards[-50:]) > 0.85
+    assert np.mean(rewards[-50:]) > 0.75
 
 
 def test_a_separate_learner_ends_with_the_same_weights_when_nothing_overlaps():
