@@ -176,6 +176,19 @@ def test_a_postprocess_may_use_what_is_not_numbers():
     assert play(buffer, 1)["noted"].all()
 
 
+def test_one_reward_and_flag_for_all_environments_count_for_each():
+    batches = []
+    for stages in ({}, {"postprocess_fn": lambda rows: default_postprocess_fn(rows)}):
+        buffer = make(DataBuffer, num_envs=2, **stages)
+        for row in range(3):
+            env_ret = EnvRet("e-0", np.full((2, 3), row / 2), float(row))
+            response = PolicyResponse("e-0", action=np.zeros((2, 2)))
+            buffer.add_transition("e-0", env_ret, response, row == 2)
+        batches.append(buffer.get_all())
+    assert batches[0]["reward"].tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert_same(*batches)
+
+
 def test_rows_are_copied_because_environments_reuse_their_arrays():
     buffer = make(DataBuffer, space=None, postprocess_fn=lambda rows: default_postprocess_fn(rows))
     shared = np.zeros(2, np.float32)

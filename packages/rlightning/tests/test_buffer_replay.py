@@ -11,6 +11,7 @@ import torch
 from rlightning.buffer import ReplayBuffer
 from rlightning.buffer.utils.utils import default_postprocess_fn
 from rlightning.config import BufferConfig
+from rlightning.testing import check_buffer
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 from rlightning.utils.registry import BUFFERS
 
@@ -749,8 +750,9 @@ def test_keys_that_do_not_go_together_are_refused(keys, text):
         make(**keys)
 
 
-def test_both_buffers_are_found_by_name():
+def test_the_buffer_is_found_by_name_and_passes_the_conformance_kit():
     assert BUFFERS.get("ReplayBuffer") is ReplayBuffer
+    check_buffer(lambda: ReplayBuffer(BufferConfig(type="ReplayBuffer", capacity=64)))
 
 
 def test_adding_and_sampling_from_two_threads_loses_and_mixes_nothing():

@@ -10,6 +10,7 @@ import torch
 from rlightning.buffer import DataBuffer, RolloutBuffer
 from rlightning.config import BufferConfig
 from rlightning.ops.returns import gae
+from rlightning.testing import check_buffer
 from rlightning.types import BatchedData, EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -815,3 +816,7 @@ def _wide(buffer):
         name: batch[name].reshape(2, -1, *batch[name].shape[1:]).transpose(0, 1).numpy()
         for name in batch.keys()  # noqa: SIM118
     }
+
+
+def test_the_rollout_buffer_passes_the_conformance_kit():
+    check_buffer(lambda: RolloutBuffer(BufferConfig(type="RolloutBuffer", capacity=64)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlightning.buffer.columns import as_array, as_numpy
+from rlightning.buffer.schema import ENV_FLAGS
 from rlightning.errors import ContractError
 from rlightning.types import map_leaves, to_device
 
@@ -54,6 +55,9 @@ class RowSegment:
     ) -> None:
         """Append one row; its arrays are copied, because environments may use theirs again."""
         row = {name: map_leaves(_copied, value) for name, value in fields.items()}
+        for name in ENV_FLAGS.keys() & row.keys():
+            if self._envs > 1 and not isinstance(row[name], dict) and np.ndim(row[name]) == 0:
+                row[name] = np.full(self._envs, row[name])  # one for all, as a default is
         action = fields.get("action") if "action" in answered else None
         ndim = getattr(action, "ndim", None)
         if self._envs == 1 and self._action_ndim is not None and ndim == self._action_ndim + 1:
