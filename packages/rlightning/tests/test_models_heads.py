@@ -41,6 +41,15 @@ def test_samples_have_the_spaces_shape_and_their_own_log_prob(space):
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
+def test_sampling_with_log_prob_is_sampling_and_log_prob(space):
+    torch.manual_seed(0)
+    distribution = make_action_head(space, 8, log_std_init=-0.7)(torch.randn(20, 8))
+    action, log_prob = distribution.sample_with_log_prob(torch.Generator().manual_seed(3))
+    assert torch.equal(action, distribution.sample(torch.Generator().manual_seed(3)))
+    assert torch.allclose(log_prob, distribution.log_prob(action), atol=1e-5)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
 def test_entropy_is_the_mean_of_minus_log_prob(space):
     """H = E[-log p], by Monte Carlo: entropies and log-probabilities are of one distribution."""
     torch.manual_seed(0)

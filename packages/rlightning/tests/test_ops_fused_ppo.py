@@ -13,7 +13,8 @@ from rlightning.ops.distributions import (
     gaussian_entropy,
     gaussian_log_prob,
 )
-from rlightning.ops.fused_ppo import FusedPPO, Minibatch, PlainLayers, supports
+from rlightning.ops.fused_ppo import FusedPPO, Minibatch, supports
+from rlightning.ops.plain_networks import PlainLayers
 
 HYPER = {"clip_ratio": 0.2, "value_coef": 0.5, "max_grad_norm": 0.5}
 

@@ -104,3 +104,33 @@ def test_buffers_are_changed_in_place():
     held = stats.mean
     stats.update(torch.ones(3, 2))
     assert held.tolist() == [1.0, 1.0]
+
+
+def test_normalizing_follows_every_way_of_changing_the_statistics():
+    """The single-precision copy is never stale: updates, loading, copying in place, moving."""
+    stats, other = RunningMeanStd((1,)), RunningMeanStd((1,))
+    other.update(torch.tensor([[3.0], [9.0]]))
+    value = torch.tensor([[5.0]])
+
+    def copy_in_place():
+        with torch.no_grad():
+            stats.mean.fill_(7.0)
+
+    for change in (
+        lambda: stats.update(torch.tensor([[1.0], [2.0]])),
+        lambda: stats.load_state_dict(other.state_dict()),
+        copy_in_place,
+        lambda: stats.load_state_dict({**other.state_dict()}, assign=True),
+        lambda: stats.to("cpu"),
+    ):
+        stats.normalize(value)
+        change()
+        expected = (5.0 - stats.mean.item()) / stats.std.item()
+        assert stats.normalize(value).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_scaling_divides_by_the_deviation_alone():
+    stats = RunningMeanStd()
+    stats.update(torch.tensor([10.0, 14.0]))
+    assert stats.scale(torch.tensor([12.0])).item() == pytest.approx(6.0)
+    assert stats.unscale(torch.tensor([6.0])).item() == pytest.approx(12.0)

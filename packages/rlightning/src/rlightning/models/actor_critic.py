@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from rlightning.models.heads import (
     make_action_head,
 )
 from rlightning.models.mlp import MLP, linear
-from rlightning.ops.fused_ppo import PlainLayers
+from rlightning.ops.plain_networks import PlainLayers, PlainNetworks
 
 __all__ = ["ActorCritic", "ActorCriticOptions"]
 
@@ -80,6 +81,8 @@ class ActorCritic(nn.Module):
         self.critic_trunk = None if shared else trunk()[0]
         self.action_head = make_action_head(action_space, width, log_std_init=options.log_std_init)
         self.value_head = linear(width, 1, gain=1.0)
+        self._plain: PlainNetworks | None = None
+        self._may_be_plain = True
 
     def forward(self, observation: Any) -> tuple[ActionDistribution, Tensor]:
         """Compute both outputs.
@@ -93,6 +96,30 @@ class ActorCritic(nn.Module):
         features = self.actor_trunk(observation)
         critic_features = features if self.critic_trunk is None else self.critic_trunk(observation)
         return self.action_head(features), self.value_head(critic_features).squeeze(-1)
+
+    @torch.no_grad()
+    def act(self, observation: Any) -> tuple[ActionDistribution, Tensor]:
+        """Compute what ``forward`` does, without gradients.
+
+        Where the networks are plain and on a CPU this takes a fifth of the time.
+        """
+        plain, head = self._plain_networks(), self.action_head
+        if plain is None:
+            result: tuple[ActionDistribution, Tensor] = self(observation)
+            return result
+        assert isinstance(head, (GaussianHead, CategoricalHead))  # what plain_layers promises
+        plain.refresh()
+        out, value = plain.forward(self.actor_trunk[0](observation).numpy())
+        return head.distribution(torch.from_numpy(out)), torch.from_numpy(value)
+
+    def _plain_networks(self) -> PlainNetworks | None:
+        """Decide once whether the networks are plain; on a GPU they never are."""
+        if self._may_be_plain and self._plain is None:
+            layers = self.plain_layers()
+            self._may_be_plain = layers is not None
+            if layers is not None and layers.are_supported():
+                self._plain = PlainNetworks(layers)
+        return self._plain if self.value_head.weight.is_cpu else None
 
     def value(self, observation: Any) -> Tensor:
         """Compute the values of a batch alone, [B]."""

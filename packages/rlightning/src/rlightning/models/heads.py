@@ -39,6 +39,11 @@ class ActionDistribution(Protocol):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw actions, [B, *A], in the action space's dtype family and offset."""
 
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw actions [B, *A] and return their log-probabilities [B]."""
+
     def mode(self) -> Tensor:
         """Return the likeliest actions, [B, *A]."""
 
@@ -60,6 +65,15 @@ class GaussianAction(NamedTuple):
         """Draw float32 actions, [B, *A]."""
         sample = ops.gaussian_sample(self.mean, self.log_std, generator=generator)
         return sample.reshape(-1, *self.shape)
+
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw float32 actions [B, *A] and return their log-densities [B]."""
+        sample, log_prob = ops.gaussian_sample_with_log_prob(
+            self.mean, self.log_std, generator=generator
+        )
+        return sample.reshape(-1, *self.shape), log_prob
 
     def mode(self) -> Tensor:
         """Return the means, [B, *A]."""
@@ -83,6 +97,13 @@ class CategoricalAction(NamedTuple):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw int64 actions, [B], the space's start included."""
         return ops.categorical_sample(self.log_p, generator=generator) + self.start
+
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw actions and return their log-probabilities [B]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
         """Return the likeliest actions, [B]."""
@@ -109,6 +130,13 @@ class MultiCategoricalAction(NamedTuple):
         index = ops.multi_categorical_sample(self.log_p, self.sizes, generator=generator)
         return index.reshape(-1, *self.start.shape) + self.start
 
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw actions and return their log-probabilities [B]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
+
     def mode(self) -> Tensor:
         """Return the likeliest actions, [B, *A]."""
         index = ops.multi_categorical_mode(self.log_p, self.sizes)
@@ -133,6 +161,13 @@ class BernoulliAction(NamedTuple):
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw int64 zeros and ones, [B, *A]."""
         return ops.bernoulli_sample(self.logits, generator=generator).reshape(-1, *self.shape)
+
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw actions and return their log-probabilities [B]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
 
     def mode(self) -> Tensor:
         """Return the likelier value of each bit, [B, *A]."""
@@ -171,7 +206,11 @@ class GaussianHead(nn.Module):
 
     def forward(self, features: Tensor) -> GaussianAction:
         """Map [B, F] to a distribution over [B, *A]."""
-        return GaussianAction(self.mean(features), self.log_std.clamp(*LOG_STD_BOUNDS), self.shape)
+        return self.distribution(self.mean(features))
+
+    def distribution(self, mean: Tensor) -> GaussianAction:
+        """Return the distribution with those means, flat: [B, actions]."""
+        return GaussianAction(mean, self.log_std.clamp(*LOG_STD_BOUNDS), self.shape)
 
     @torch.no_grad()
     def project(self) -> None:
@@ -195,7 +234,11 @@ class CategoricalHead(nn.Module):
 
     def forward(self, features: Tensor) -> CategoricalAction:
         """Map [B, F] to a distribution over [B]."""
-        return CategoricalAction(self.logits(features).log_softmax(-1), self.start)
+        return self.distribution(self.logits(features))
+
+    def distribution(self, logits: Tensor) -> CategoricalAction:
+        """Return the distribution with those logits, [B, n_actions]."""
+        return CategoricalAction(logits.log_softmax(-1), self.start)
 
 
 class MultiCategoricalHead(nn.Module):

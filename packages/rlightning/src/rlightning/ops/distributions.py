@@ -36,6 +36,25 @@ def gaussian_sample(
     return torch.addcmul(mean_BA, noise, log_std.exp())
 
 
+def gaussian_sample_with_log_prob(
+    mean_BA: Tensor, log_std: Tensor, *, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw from a diagonal Gaussian and return the densities too, at the price of drawing.
+
+    Args:
+        mean_BA: means, [B, A].
+        log_std: logarithms of the standard deviations, [A] or [B, A].
+        generator: source of randomness; torch's global one if None.
+
+    Returns:
+        Samples [B, A] and their log-densities [B].
+    """
+    noise = torch.empty_like(mean_BA).normal_(generator=generator)
+    constant = log_std.sum(-1) + _HALF_LOG_2PI * mean_BA.shape[-1]
+    log_prob = noise.square().sum(-1) * -0.5 - constant
+    return torch.addcmul(mean_BA, noise, log_std.exp()), log_prob
+
+
 def gaussian_log_prob(sample_BA: Tensor, mean_BA: Tensor, log_std: Tensor) -> Tensor:
     """Compute log-densities of a diagonal Gaussian.
 

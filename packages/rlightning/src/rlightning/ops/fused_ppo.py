@@ -2,10 +2,9 @@
 
 A minibatch of 64 through two 2x64 networks is a few dozen microseconds of arithmetic. Recording it
 for automatic differentiation, dispatching every small operation, walking thirteen parameter tensors
-in the optimizer and again for the norm costs many times that. Here actor and critic run as one
-batched product per layer; their parameters lie in one vector, and so do gradients and Adam's
-moments: one norm, one Adam. It is written in numpy, which dispatches twice as fast as torch and
-has a tanh that takes a fifth of the time.
+in the optimizer and again for the norm costs many times that. Here the networks are those of
+``plain_networks``: one batched product per layer in numpy, parameters in one vector; and so are
+gradients and Adam's moments: one norm, one Adam.
 
 The result is the same step, to rounding, as ``ops.losses`` with autograd and ``torch.optim.Adam``
 (a test holds them together), which remains the general path. Parameters and moments are borrowed:
@@ -20,41 +19,28 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from rlightning.ops.plain_networks import (
+    Array,
+    FlatViews,
+    PlainLayers,
+    PlainNetworks,
+    Workspace,
+    matmul,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-__all__ = ["FusedPPO", "Minibatch", "PlainLayers", "StepOutputs", "supports"]
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+__all__ = ["FusedPPO", "Minibatch", "StepOutputs", "supports"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _NORM_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-
-_NUMPY_PRODUCTS = 1 << 18
-"""Multiplications in one product up to which numpy's OpenBLAS stays on the calling thread and beats
-torch; larger products go to torch, whose threads are the ones a run configures."""
-
-
-class PlainLayers(NamedTuple):
-    """An actor and a critic that are nothing but linear layers with tanh between them.
-
-    Attributes:
-        actor: its linear layers; at least two.
-        critic: its linear layers, of the same hidden widths; the last has one output.
-        log_std: the parameter of a Gaussian actor, [A]; None for a categorical one.
-        log_std_bounds: where an optimizer step leaves ``log_std``.
-    """
-
-    actor: Sequence[nn.Linear]
-    critic: Sequence[nn.Linear]
-    log_std: nn.Parameter | None
-    log_std_bounds: tuple[float, float]
 
 
 class Minibatch(NamedTuple):
@@ -95,57 +81,15 @@ class StepOutputs(NamedTuple):
 
 def supports(layers: PlainLayers, optimizer: torch.optim.Optimizer) -> bool:
     """Return whether these layers and this optimizer can take the fused step."""
-    hidden = [(layer.out_features, layer.in_features) for layer in layers.actor[:-1]]
-    same = hidden == [(layer.out_features, layer.in_features) for layer in layers.critic[:-1]]
-    parameters = _parameters(layers)
-    plain_adam = type(optimizer) is torch.optim.Adam and all(
-        group["weight_decay"] == 0.0 and not group["amsgrad"] and not group["maximize"]
-        for group in optimizer.param_groups
-    )
+    if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
+        return False
+    group = optimizer.param_groups[0]
     return (
-        plain_adam
-        and len(optimizer.param_groups) == 1
-        and {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in parameters}
-        and same
-        and len(hidden) > 0
-        and layers.critic[-1].out_features == 1
-        and all(p.device.type == "cpu" and p.dtype == parameters[0].dtype for p in parameters)
+        layers.are_supported()
+        and {id(p) for p in group["params"]} == {id(p) for p in layers.parameters()}
+        and group["weight_decay"] == 0.0
+        and not (group["amsgrad"] or group["maximize"])
     )
-
-
-def _parameters(layers: PlainLayers) -> list[Tensor]:
-    """List the parameters in the order of the flat vector: joint layers interleaved, then heads."""
-    order: list[Tensor] = []
-    for actor, critic in zip(layers.actor[:-1], layers.critic[:-1], strict=True):
-        order += [actor.weight, critic.weight, actor.bias, critic.bias]
-    for head in (layers.actor[-1], layers.critic[-1]):
-        order += [head.weight, head.bias]
-    return order if layers.log_std is None else [*order, layers.log_std]
-
-
-class _Views:
-    """One flat vector, cut the way the arithmetic wants it; used for parameters and gradients."""
-
-    def __init__(self, flat: Array, layers: PlainLayers) -> None:
-        self.by_parameter: list[Array] = []
-        start = 0
-        for parameter in _parameters(layers):
-            stop = start + parameter.numel()
-            self.by_parameter.append(flat[start:stop].reshape(parameter.shape))
-            start = stop
-        self.joint_weight: list[Array] = []  # [2, H, inputs] per hidden layer
-        self.joint_bias: list[Array] = []  # [2, H]
-        start = 0
-        for layer in layers.actor[:-1]:
-            middle = start + 2 * layer.weight.numel()
-            stop = middle + 2 * layer.out_features
-            self.joint_weight.append(flat[start:middle].reshape(2, *layer.weight.shape))
-            self.joint_bias.append(flat[middle:stop].reshape(2, layer.out_features))
-            start = stop
-        heads = self.by_parameter[4 * (len(layers.actor) - 1) :]
-        self.actor_weight, self.actor_bias, critic_weight, self.critic_bias = heads[:4]
-        self.critic_weight = critic_weight.reshape(-1)
-        self.log_std = heads[4] if len(heads) > 4 else flat[:0]
 
 
 class _Rows(NamedTuple):
@@ -156,28 +100,6 @@ class _Rows(NamedTuple):
     log_prob: Array
     advantage: Array
     value_target: Array
-
-
-class _Workspace:
-    """Memory for one size of minibatch: activations and their gradients, [2, B, H] per layer."""
-
-    def __init__(self, n_rows: int, layers: PlainLayers, dtype: Any) -> None:
-        widths = [layer.out_features for layer in layers.actor[:-1]]
-        # Both networks read the same input: their first layers are one wide layer, [B, 2H].
-        self.wide = np.empty((n_rows, 2 * widths[0]), dtype)
-        self.hidden = [self.wide.reshape(n_rows, 2, -1).transpose(1, 0, 2)]
-        self.hidden += [np.empty((2, n_rows, width), dtype) for width in widths[1:]]
-        self.d_hidden = [np.empty((2, n_rows, width), dtype) for width in widths]
-        self.slope = [np.empty((2, n_rows, width), dtype) for width in widths]
-
-
-def _matmul(left: Array, right: Array, out: Array) -> Array:
-    """Write a (batched) matrix product, or a matrix-vector product, into `out`."""
-    if right.ndim > 1 and left.shape[-2] * left.shape[-1] * right.shape[-1] <= _NUMPY_PRODUCTS:
-        return np.matmul(left, right, out=out)
-    product = torch.mv if right.ndim == 1 else torch.bmm if left.ndim == 3 else torch.mm
-    product(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
-    return out
 
 
 class FusedPPO:
@@ -206,19 +128,14 @@ class FusedPPO:
         on_non_finite: Callable[[Tensor, Tensor], None],
     ) -> None:
         self._on_non_finite = on_non_finite
-        self._layers, self._optimizer = layers, optimizer
+        self._optimizer = optimizer
         self._clip_ratio, self._value_coef = clip_ratio, value_coef
         self._entropy_coef, self._max_grad_norm = entropy_coef, max_grad_norm
-        self._order = _parameters(layers)
-        size = sum(parameter.numel() for parameter in self._order)
-        dtype = self._order[0].detach().numpy().dtype
-        self._flat, self._gradient, self._exp_avg, self._exp_avg_sq, self._scratch = (
-            np.zeros(size, dtype) for _ in range(5)
+        self._networks = PlainNetworks(layers)
+        self._gradient, self._exp_avg, self._exp_avg_sq, self._scratch = (
+            self._networks.zeros() for _ in range(4)
         )
-        self._weights, self._gradients = (
-            _Views(flat, layers) for flat in (self._flat, self._gradient)
-        )
-        self._workspaces: dict[int, _Workspace] = {}
+        self._gradients = FlatViews(self._gradient, layers)
         self._n_steps = 0
 
     # ---- borrowing -----------------------------------------------------------------------------
@@ -229,51 +146,44 @@ class FusedPPO:
 
         An error inside leaves modules and optimizer as they were before.
         """
+        networks, states = self._networks, self._optimizer.state
         with torch.no_grad():
+            networks.pull()
             for name, flat in self._moments():
-                for parameter, view in self._paired(flat):
-                    state = self._optimizer.state[parameter]
+                for parameter, view in networks.paired(flat):
+                    state = states[parameter]
                     view[...] = state[name].numpy() if state else 0.0
-            for parameter, view in self._paired(self._flat):
-                view[...] = parameter.numpy()
-            state = self._optimizer.state[self._order[0]]
+            state = states[networks.parameters[0]]
             self._n_steps = int(state["step"]) if state else 0
-            self._workspaces.clear()  # the next rollout may have other sizes
             self._project()
             # Overflowing ratios become infinite gradients, which are looked for and reported.
             with np.errstate(over="ignore", invalid="ignore"):
                 yield
             for name, flat in self._moments():
-                for parameter, view in self._paired(flat):
-                    self._optimizer.state[parameter][name] = torch.from_numpy(view.copy())
-            for parameter, view in self._paired(self._flat):
+                for parameter, view in networks.paired(flat):
+                    states[parameter][name] = torch.from_numpy(view.copy())
+            for parameter, view in networks.paired(networks.flat):
                 parameter.copy_(torch.from_numpy(view))
-                step = torch.tensor(float(self._n_steps))
-                self._optimizer.state[parameter]["step"] = step
+                states[parameter]["step"] = torch.tensor(float(self._n_steps))
 
     def _moments(self) -> tuple[tuple[str, Array], ...]:
         return (("exp_avg", self._exp_avg), ("exp_avg_sq", self._exp_avg_sq))
-
-    def _paired(self, flat: Array) -> Iterator[tuple[Tensor, Array]]:
-        return zip(self._order, _Views(flat, self._layers).by_parameter, strict=True)
 
     # ---- the step ------------------------------------------------------------------------------
 
     def step(self, minibatch: Minibatch) -> StepOutputs:
         """Take one gradient step; call it inside ``borrowed``."""
         rows = _Rows(*(column.numpy() for column in minibatch[:5]))
-        n_rows = len(rows.features)
-        if n_rows not in self._workspaces:
-            self._workspaces[n_rows] = _Workspace(n_rows, self._layers, self._flat.dtype)
-        work = self._workspaces[n_rows]
-        out_BA, value_B = self._forward(rows.features, work)
-        actor = self._categorical if self._layers.log_std is None else self._gaussian
+        networks = self._networks
+        out_BA, value_B = networks.forward(rows.features)
+        actor = self._categorical if networks.layers.log_std is None else self._gaussian
         log_prob_B, d_out_BA, entropy = actor(rows, out_BA)
-        d_value_B = (value_B - rows.value_target) * (2.0 * self._value_coef / n_rows)
+        d_value_B = (value_B - rows.value_target) * (2.0 * self._value_coef / len(value_B))
+        work = networks.workspace(len(value_B))
         self._backward(rows.features, work, d_out_BA, d_value_B)
         norm = math.sqrt(float(np.dot(self._gradient, self._gradient)))
         if not math.isfinite(norm):
-            for parameter, gradient in self._paired(self._gradient):
+            for parameter, gradient in networks.paired(self._gradient):
                 self._on_non_finite(parameter, torch.from_numpy(gradient))
         if norm > self._max_grad_norm:
             self._gradient *= self._max_grad_norm / (norm + _NORM_EPS)
@@ -281,35 +191,17 @@ class FusedPPO:
         self._project()
         return StepOutputs(torch.from_numpy(log_prob_B), torch.from_numpy(value_B), entropy, norm)
 
-    def _forward(self, features_BD: Array, work: _Workspace) -> tuple[Array, Array]:
-        """Fill the hidden activations; return the actor's outputs [B, A] and the values [B]."""
-        w, n_features = self._weights, features_BD.shape[1]
-        _matmul(features_BD, w.joint_weight[0].reshape(-1, n_features).T, out=work.wide)
-        work.wide += w.joint_bias[0].reshape(-1)
-        np.tanh(work.wide, out=work.wide)
-        for i in range(1, len(work.hidden)):
-            pre = _matmul(work.hidden[i - 1], w.joint_weight[i].transpose(0, 2, 1), work.hidden[i])
-            pre += w.joint_bias[i][:, None]
-            np.tanh(pre, out=pre)
-        actor_BH, critic_BH = work.hidden[-1]
-        out_BA = np.empty((len(features_BD), len(w.actor_bias)), actor_BH.dtype)
-        _matmul(actor_BH, w.actor_weight.T, out_BA)
-        out_BA += w.actor_bias
-        value_B = _matmul(critic_BH, w.critic_weight, np.empty_like(out_BA, shape=len(out_BA)))
-        value_B += w.critic_bias
-        return out_BA, value_B
-
     def _backward(
-        self, features_BD: Array, work: _Workspace, d_out_BA: Array, d_value_B: Array
+        self, features_BD: Array, work: Workspace, d_out_BA: Array, d_value_B: Array
     ) -> None:
         """Fill the gradient of everything but ``log_std`` from those of the two outputs."""
-        w, g = self._weights, self._gradients
+        w, g = self._networks.weights, self._gradients
         actor_BH, critic_BH = work.hidden[-1]
-        _matmul(d_out_BA.T, actor_BH, out=g.actor_weight)
+        matmul(d_out_BA.T, actor_BH, out=g.actor_weight)
         d_out_BA.sum(0, out=g.actor_bias)
-        _matmul(critic_BH.T, d_value_B, out=g.critic_weight)
+        matmul(critic_BH.T, d_value_B, out=g.critic_weight)
         d_value_B.sum(keepdims=True, out=g.critic_bias)
-        _matmul(d_out_BA, w.actor_weight, out=work.d_hidden[-1][0])
+        matmul(d_out_BA, w.actor_weight, out=work.d_hidden[-1][0])
         np.multiply(d_value_B[:, None], w.critic_weight, out=work.d_hidden[-1][1])
         for i in reversed(range(len(work.hidden))):
             d_pre, slope = work.d_hidden[i], work.slope[i]
@@ -318,10 +210,10 @@ class FusedPPO:
             d_pre *= slope
             d_pre.sum(1, out=g.joint_bias[i])
             if i:
-                _matmul(d_pre.transpose(0, 2, 1), work.hidden[i - 1], out=g.joint_weight[i])
-                _matmul(d_pre, w.joint_weight[i], out=work.d_hidden[i - 1])
+                matmul(d_pre.transpose(0, 2, 1), work.hidden[i - 1], out=g.joint_weight[i])
+                matmul(d_pre, w.joint_weight[i], out=work.d_hidden[i - 1])
         for network in range(2):
-            _matmul(work.d_hidden[0][network].T, features_BD, out=g.joint_weight[0][network])
+            matmul(work.d_hidden[0][network].T, features_BD, out=g.joint_weight[0][network])
 
     def _surrogate(self, rows: _Rows, log_prob_B: Array) -> Array:
         """Differentiate the clipped surrogate by the log-probabilities; [B]."""
@@ -336,7 +228,7 @@ class FusedPPO:
 
     def _gaussian(self, rows: _Rows, mean_BA: Array) -> tuple[Array, Array, float]:
         """Return log-probabilities, the gradient by the means, the entropy; fill ``log_std``'s."""
-        log_std, n_actions = self._weights.log_std, mean_BA.shape[1]
+        log_std, n_actions = self._networks.weights.log_std, mean_BA.shape[1]
         inverse_std = np.exp(-log_std)
         z_BA = (rows.action - mean_BA) * inverse_std
         z_squared_BA = z_BA * z_BA
@@ -347,7 +239,7 @@ class FusedPPO:
         d_log_prob_B = self._surrogate(rows, log_prob_B)
         # d log_prob / d mean = z / std, d log_prob / d log_std = z^2 - 1,
         # d entropy / d log_std = 1.
-        d_log_std = _matmul(z_squared_BA.T, d_log_prob_B, out=self._gradients.log_std)
+        d_log_std = matmul(z_squared_BA.T, d_log_prob_B, out=self._gradients.log_std)
         d_log_std -= float(d_log_prob_B.sum()) + self._entropy_coef
         z_BA *= inverse_std
         z_BA *= d_log_prob_B[:, None]
@@ -390,9 +282,9 @@ class FusedPPO:
         scratch += group["eps"] * correction
         np.divide(self._exp_avg, scratch, out=scratch)
         scratch *= step_size
-        self._flat -= scratch
+        self._networks.flat -= scratch
 
     def _project(self) -> None:
-        if self._layers.log_std is not None:
-            log_std = self._weights.log_std
-            np.clip(log_std, *self._layers.log_std_bounds, out=log_std)
+        if self._networks.layers.log_std is not None:
+            log_std = self._networks.weights.log_std
+            np.clip(log_std, *self._networks.layers.log_std_bounds, out=log_std)

@@ -66,6 +66,20 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     return Moments(mean, var, n_samples)
 
 
+class _Float32(NamedTuple):
+    """Statistics in single precision, and which ones they were computed from."""
+
+    source: tuple[Tensor, Tensor]
+    versions: tuple[int, int]
+    mean: Tensor
+    std: Tensor
+
+    def is_of(self, mean: Tensor, var: Tensor) -> bool:
+        """Return whether these are the same tensors, not written to since."""
+        same = self.source[0] is mean and self.source[1] is var
+        return same and self.versions == (mean._version, var._version)
+
+
 class RunningMeanStd(nn.Module):
     """Normalise by everything seen so far.
 
@@ -95,6 +109,7 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self._single: _Float32 | None = None
 
     @property
     def moments(self) -> Moments:
@@ -131,6 +146,17 @@ class RunningMeanStd(nn.Module):
         self.var.copy_(merged.var)
         self.count.copy_(merged.n_samples)
 
+    def _float32(self) -> _Float32:
+        """Return mean and deviation in float32, computed again only after they changed.
+
+        Acting normalises at every step, and converting would cost more than the arithmetic.
+        """
+        if self._single is None or not self._single.is_of(self.mean, self.var):
+            versions = (self.mean._version, self.var._version)
+            mean, std = self.mean.to(torch.float32), self.std.to(torch.float32)
+            self._single = _Float32((self.mean, self.var), versions, mean, std)
+        return self._single
+
     def normalize(self, value_BS: Tensor) -> Tensor:
         """Shift and scale to mean 0, std 1, then clip.
 
@@ -140,11 +166,19 @@ class RunningMeanStd(nn.Module):
         Returns:
             float32 of the same shape.
         """
-        scale = self.std.reciprocal()
-        shifted = value_BS.to(torch.float32) - self.mean.to(torch.float32)
-        normalized = shifted * scale.to(torch.float32)
+        single = self._float32()
+        normalized = (value_BS.to(torch.float32) - single.mean) / single.std
         return normalized if self.clip is None else normalized.clamp(-self.clip, self.clip)
 
     def denormalize(self, value_BS: Tensor) -> Tensor:
         """Undo ``normalize``, except for what was clipped; float32, same shape."""
-        return value_BS * self.std.to(torch.float32) + self.mean.to(torch.float32)
+        single = self._float32()
+        return value_BS * single.std + single.mean
+
+    def scale(self, value_BS: Tensor) -> Tensor:
+        """Divide by the deviation alone; float32, same shape."""
+        return value_BS / self._float32().std
+
+    def unscale(self, value_BS: Tensor) -> Tensor:
+        """Undo ``scale``; float32, same shape."""
+        return value_BS * self._float32().std

@@ -128,12 +128,16 @@ class PPOPolicy(BasePolicy):
         zero in all other rows.
         """
         del kwargs
-        distribution, value = self.actor_critic(self._normalized(env_ret.observation))
-        action = distribution.mode() if self.deterministic else distribution.sample()
+        distribution, value = self._network.act(self._normalized(env_ret.observation))
+        if self.deterministic:
+            action = distribution.mode()
+            log_prob = distribution.log_prob(action)
+        else:
+            action, log_prob = distribution.sample_with_log_prob()
         return PolicyResponse(
             env_id=env_ret.env_id,
             action=action,
-            log_prob=distribution.log_prob(action),
+            log_prob=log_prob,
             value=self._in_reward_units(value),
             final_value=self._final_value(env_ret, value),
         )
@@ -159,7 +163,7 @@ class PPOPolicy(BasePolicy):
         return self.observation_normalizer(observation)
 
     def _in_reward_units(self, value: Tensor) -> Tensor:
-        return value if self.return_scale is None else value * self.return_scale.std.to(value.dtype)
+        return value if self.return_scale is None else self.return_scale.unscale(value)
 
     # ---- learning ------------------------------------------------------------------------------
 
@@ -224,14 +228,16 @@ class PPOPolicy(BasePolicy):
             features, action = self._normalized(data["observation"]), data["action"]
             if self._fused is not None:
                 features, action = self.actor_critic.plain_inputs(features, action)
-            scale = 1.0 if self.return_scale is None else self.return_scale.std.float()
+            returns, value = data["return"], data["value"]
+            if self.return_scale is not None:
+                returns, value = self.return_scale.scale(returns), self.return_scale.scale(value)
             return Minibatch(
                 features,
                 action,
                 data["log_prob"],
                 data["advantage"],
-                data["return"] / scale,
-                data["value"] / scale,
+                returns,
+                value,
             )
 
     def _autograd_step(self, minibatch: Minibatch) -> StepOutputs:
@@ -257,7 +263,7 @@ class PPOPolicy(BasePolicy):
         norm = nn.utils.clip_grad_norm_(self.actor_critic.parameters(), hyper.max_grad_norm)
         self.optimizer.step()
         self._network.project()
-        return StepOutputs(log_prob.detach(), value.detach(), float(entropy), float(norm))
+        return StepOutputs(log_prob.detach(), value.detach(), float(entropy.detach()), float(norm))
 
     def _shuffled(self, n_rows: int) -> Tensor:
         return torch.randperm(n_rows, generator=self.shuffle_generator).to(self.device)
