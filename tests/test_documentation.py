@@ -3,12 +3,14 @@
 A page's blocks run in order in one folder, and its Python blocks share one namespace. A comment
 directly above a block changes what happens to it:
 
-- ``<!-- file: NAME -->``   the block is also written to NAME, for later commands to use;
+- ``<!-- file: NAME -->``   the block is written to NAME, for later commands to use; a Python block
+  is then imported as that module instead of being run in the page's namespace;
 - ``<!-- run: ARGUMENTS -->``  appended to each command, to make it small;
 - ``<!-- skip: REASON -->``  parsed but not run.
 """
 
 import dataclasses
+import importlib
 import pathlib
 import re
 import shlex
@@ -124,7 +126,11 @@ def run_block(block, namespace, folder, name):
         return
     if block.language == "python":
         code = compile(block.text, f"{name}:{block.line}", "exec")
-        if block.directive != "skip":
+        if block.directive == "file":  # a module: imported under its own name, as later blocks do
+            stem = pathlib.Path(block.argument).stem
+            sys.modules.pop(stem, None)
+            namespace.update(vars(importlib.import_module(stem)), __name__="page")
+        elif block.directive != "skip":
             exec(code, namespace)
     elif block.language in ("console", "bash"):
         extra = shlex.split(block.argument) if block.directive == "run" else []

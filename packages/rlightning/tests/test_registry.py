@@ -119,10 +119,10 @@ def test_a_dotted_path_is_imported_on_the_spot(registry):
     ("path", "message"),
     [
         ("no_such_module:X", "cannot import 'no_such_module:X'"),
-        ("fractions:Fractoin", "has no attribute 'Fractoin'"),
+        ("fractions:Fractoin", "has no 'Fractoin'. Did you mean 'Fraction'"),
         ("fractions:math", "is a module; expected a class"),
         ("math:pi", "is a float; expected a class"),
-        ("fractions:", "cannot import 'fractions:'"),
+        ("fractions:", "fractions has no ''"),
     ],
 )
 def test_a_wrong_path_is_a_configuration_error(registry, path, message):

@@ -34,7 +34,7 @@ def prepare(env_id: str) -> gym.envs.registration.EnvSpec:
     """
     module, _, name = env_id.rpartition(":")
     if module:
-        importlib.import_module(module)
+        _import_users(module, env_id)
     for prefix, register in _NAMESPACES.items():
         if name.startswith(prefix):
             register(name)
@@ -46,6 +46,18 @@ def prepare(env_id: str) -> gym.envs.registration.EnvSpec:
         raise UnknownEnvError(_unknown(name, error)) from error
     prepare_simulator(spec)
     return spec
+
+
+def _import_users(module: str, env_id: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module exists; something that it needs does not
+        raise UnknownEnvError(
+            f"{env_id!r} names the module {module!r}, which cannot be found; it must be importable "
+            "from where the run starts"
+        ) from error
 
 
 def prepare_simulator(spec: gym.envs.registration.EnvSpec) -> None:

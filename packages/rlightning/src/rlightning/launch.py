@@ -53,7 +53,7 @@ def launch(
     arguments = _parse(list(sys.argv[1:] if argv is None else argv))
     folder = pathlib.Path(config_path)
     if not folder.is_absolute():
-        source = sys.modules[main_func.__module__].__file__
+        source = getattr(sys.modules[main_func.__module__], "__file__", None)
         folder = pathlib.Path(source).resolve().parent / folder if source else folder.resolve()
     with exit_on_user_error():
         if arguments.cfg:
@@ -102,9 +102,7 @@ def run_main(
     check_config(config)
     resume_from = None
     if resume is not None:
-        own = pathlib.Path(config.log.log_dir) / config.log.project / config.log.name
-        saved = pathlib.Path(config.train.save_dir) if config.train.save_dir else own
-        resume_from = find_checkpoint(pathlib.Path(resume) if resume else saved)
+        resume_from = find_checkpoint(pathlib.Path(resume) if resume else _own_folder(config))
     context = open_run(config, resume_from=resume_from, overwrite=overwrite)
     try:
         with context.stop:
@@ -119,6 +117,20 @@ def run_main(
         raise
     finally:
         close_logger()
+
+
+def _own_folder(config: MainConfig) -> pathlib.Path:
+    """Return where the run that `config` names keeps its checkpoints."""
+    if config.train.save_dir:
+        return pathlib.Path(config.train.save_dir)
+    project = pathlib.Path(config.log.log_dir) / config.log.project
+    own = project / config.log.name
+    if "name" in config.log.model_fields_set:
+        return own
+    # Runs without a name of their own are numbered: NAME, NAME-2, ...; the last one is meant.
+    started = [path / "config.yaml" for path in project.glob(f"{config.log.name}*")]
+    runs = [path for path in started if path.exists()]
+    return max(runs, key=lambda path: path.stat().st_mtime_ns).parent if runs else own
 
 
 def train_main(config: MainConfig) -> None:
@@ -139,15 +151,42 @@ def train_main(config: MainConfig) -> None:
 def print_config(folder: pathlib.Path, name: str, overrides: Sequence[str]) -> None:
     """Write the composed configuration to standard output."""
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    sys.stdout.write(OmegaConf.to_yaml(compose(folder, name, overrides), resolve=True))
+    try:
+        text = OmegaConf.to_yaml(compose(folder, name, overrides), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"cannot resolve {name}: {error}") from error
+    sys.stdout.write(text)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train as a configuration says.")
     parser.add_argument("--config-name", required=True, help="YAML file below the config folder")
     add_run_options(parser)
-    return parser.parse_args(argv)
+    return parse_with_overrides(parser, argv)
+
+
+def parse_with_overrides(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None
+) -> argparse.Namespace:
+    """Parse a command line whose overrides may stand before, between and after its options."""
+    arguments, rest = parser.parse_known_args(argv)
+    wrong = [item for item in rest if item.startswith("-") or "overrides" not in arguments]
+    if wrong:
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+    if rest:
+        arguments.overrides = [*arguments.overrides, *rest]
+    if _is_override(getattr(arguments, "resume", None)):  # `--resume a.b=c`: no value was meant
+        arguments.overrides = [arguments.resume, *arguments.overrides]
+        arguments.resume = ""
+    return arguments
+
+
+def _is_override(text: str | None) -> bool:
+    if not text or pathlib.Path(text).exists():
+        return False
+    return "=" in text or text.startswith("~")
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:

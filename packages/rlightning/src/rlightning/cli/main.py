@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlightning import __version__
 from rlightning.cli.completion import SHELLS, completion_script
-from rlightning.launch import add_run_options, exit_on_user_error
+from rlightning.launch import add_run_options, exit_on_user_error, parse_with_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake in it ends the process with exit code 2 and a message."""
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = parse_with_overrides(parser, argv)
     with exit_on_user_error():
         if arguments.command == "completion":
             sys.stdout.write(completion_script(parser, arguments.shell))
@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    sys.path.insert(
+        0, ""
+    )  # modules beside the configuration are found, as `python` would find them
     match arguments.command:
         case "train":
             from rlightning.cli.train import train

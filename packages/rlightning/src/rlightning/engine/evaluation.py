@@ -174,11 +174,12 @@ def _joined(env_rets: BatchedData[EnvRet], name: str) -> Any:
 
 
 def _successes(env_rets: BatchedData[EnvRet]) -> Any:
-    found = [env_ret.info.get("success") for env_ret in env_rets.values()]
-    if all(success is None for success in found):
-        return None
-    parts = [  # a worker reports success only where one of its episodes ended
-        np.full(_rows(env_ret), np.nan) if success is None else np.atleast_1d(to_numpy(success))
-        for env_ret, success in zip(env_rets.values(), found, strict=True)
+    """Return ``[rows]`` successes, NaN where a worker reports none; None where none does."""
+    parts = [
+        np.full(_rows(env_ret), np.nan)
+        if env_ret.info.get("success") is None
+        else np.atleast_1d(np.asarray(to_numpy(env_ret.info["success"]), dtype=np.float64))
+        for env_ret in env_rets.values()
     ]
-    return np.concatenate(parts)
+    joined = np.concatenate(parts)
+    return None if np.isnan(joined).all() else joined

@@ -15,7 +15,7 @@ import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlightning.errors import ConfigError, DuplicateNameError, UnknownNameError
+from rlightning.errors import ConfigError, DuplicateNameError, UnknownNameError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -108,14 +108,18 @@ class Registry:
 def _load(path: str) -> type[Any]:
     module_name, _, attribute = path.partition(":")
     try:
-        loaded = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        if isinstance(error, ModuleNotFoundError) and error.name not in (
-            module_name,
-            *_parents(module_name),
-        ):
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name not in (module_name, *_parents(module_name)):
             raise  # the module exists; something that it needs does not, and its error says what
         raise ConfigError(f"cannot import {path!r}: {error}") from error
+    if not hasattr(module, attribute):
+        names = [name for name in vars(module) if not name.startswith("_")]
+        raise ConfigError(
+            f"{module_name} has no {attribute!r}.{did_you_mean(attribute, names)} "
+            'Expected "pkg.module:Name"'
+        )
+    loaded = getattr(module, attribute)
     if not isinstance(loaded, type):
         raise ConfigError(f"{path!r} is a {type(loaded).__name__}; expected a class")
     return loaded
