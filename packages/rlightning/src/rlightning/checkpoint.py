@@ -111,6 +111,7 @@ def save_checkpoint(
         "policy": checkpoint.policy,
         "epoch": checkpoint.epoch,
         "env_steps": checkpoint.env_steps,
+        "saved_at_ns": time.time_ns(),
         "saved_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": {package: version(package) for package in ("rlightning", "torch", "numpy")},
         "files": files,
@@ -135,11 +136,15 @@ def save_checkpoint(
 
 
 def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Return the checkpoint directories in `folder` that are whole, the oldest first."""
+    """Return the checkpoint directories in `folder` that are whole, the oldest first.
+
+    Age is when they were saved, not their epoch: a run may have been written over or have gone back
+    to an earlier checkpoint.
+    """
     if not folder.is_dir():
         return []
     _recover(folder)
-    whole: list[tuple[int, float, pathlib.Path]] = []
+    whole: list[tuple[int, pathlib.Path]] = []
     for path in folder.iterdir():
         if path.name.startswith(".") or not (path / _MANIFEST).is_file():
             continue
@@ -148,8 +153,8 @@ def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
         except CheckpointError as error:
             _log.warning("%s", error)
             continue
-        whole.append((int(manifest["epoch"]), path.stat().st_mtime, path))
-    return [path for _, _, path in sorted(whole)]
+        whole.append((manifest["saved_at_ns"], path))
+    return [path for _, path in sorted(whole)]
 
 
 def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
@@ -238,6 +243,7 @@ def _checked_manifest(path: pathlib.Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} has checkpoint format {manifest['format']}; this version reads {FORMAT}"
             )
+        int(manifest["epoch"]), int(manifest["saved_at_ns"])
         for name, expected in manifest["files"].items():
             if not (path / name).is_file() or _describe(path / name) != expected:
                 raise CheckpointError(f"{path} is damaged: {name} is not what its manifest says")

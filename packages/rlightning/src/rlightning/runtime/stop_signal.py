@@ -58,7 +58,7 @@ class StopSignal:
         del frame
         if self.requested:
             os._exit(_EXIT_CODE_OF_A_SECOND_SIGNAL)
+        self.request()  # before logging, so that a second signal meanwhile counts as one
         _log.warning(
             "%s: saving and stopping; a second one stops at once", signal.Signals(number).name
         )
-        self.request()
