@@ -290,6 +290,13 @@ def test_a_fixed_buffer_stops_and_counts(caplog):
     assert sum("fixed" in record.message for record in caplog.records) == 1
 
 
+def test_last_observations_of_overwritten_episodes_make_room_for_new_ones():
+    buffer = make(capacity=50)
+    Walk(buffer, ends=0.5).run(1000)
+    kept = buffer.state_dict(include_data=True)["contents"]["finals"]["length"]
+    assert kept <= 64
+
+
 def test_clearing_forgets_everything_and_the_buffer_works_on():
     buffer = make(capacity=20)
     Walk(buffer, ends=0.3).run(50)
@@ -604,6 +611,33 @@ def test_a_restored_buffer_holds_draws_and_continues_like_the_saved_one(steps, c
             walk.buffer = buffer
             walk.add()
         pair = [buffer.sample(batch_size=8)[0] for buffer in (one, two)]
+        for name in pair[0].keys():  # noqa: SIM118
+            assert torch.equal(pair[0][name], pair[1][name]), name
+
+
+def test_a_run_resumed_at_a_rollouts_end_samples_like_one_that_went_on():
+    def rollout(walk):
+        walk.add()
+        for step in range(5):
+            walk.step()
+            walk.add(truncated=step == 4)
+
+    one, two = make(n_step=3, save_contents=True), make(n_step=3, seed=9)
+    walk = Walk(one, ends=0.2)
+    rollout(walk)
+    two.load_state_dict(one.state_dict(), continue_episodes=True)
+    for buffer in (one, two):  # each adds the rollout's last row again, as its next one's first
+        walk.buffer = buffer
+        walk.add()
+    assert found(one.get_all()) == found(two.get_all())
+    walk.buffer = one
+    walk.step()
+    walk.add()
+    walk.buffer = two
+    walk.add()
+    assert found(two.get_all()) == expected(walk.truth)
+    for _ in range(5):
+        pair = [buffer.sample(batch_size=6)[0] for buffer in (one, two)]
         for name in pair[0].keys():  # noqa: SIM118
             assert torch.equal(pair[0][name], pair[1][name]), name
 

@@ -494,8 +494,15 @@ class DataBuffer:
                 state["contents"] = self.storage.state_dict()
             return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; without contents in it, the buffer keeps its own."""
+    def load_state_dict(self, state: dict[str, Any], *, continue_episodes: bool = False) -> None:
+        """Restore what `state_dict` returned; without contents in it, the buffer keeps its own.
+
+        Args:
+            state: from a buffer of the same configuration.
+            continue_episodes: whether the environments were restored too; for buffers that keep
+                the rows of unfinished segments.
+        """
+        del continue_episodes  # no unfinished segment is saved here
         with self._lock:
             self.sampler.generator.bit_generator.state = state["sampler"]
             if "contents" in state:

@@ -415,7 +415,8 @@ class ReplayBuffer(DataBuffer):
         Args:
             state: from a buffer of the same configuration.
             continue_episodes: whether the environments were restored too, so that the next row of
-                each worker follows from its last one. Otherwise that last row is dropped.
+                each worker follows from its last one, or is it again where that one ended a
+                segment. Otherwise the last row is dropped.
 
         Raises:
             ContractError: the contents are those of another capacity or other environments.

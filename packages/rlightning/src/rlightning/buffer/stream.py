@@ -61,6 +61,7 @@ class Stream:
         self._waiting = -1
         self._generation = 0
         self._ended = True
+        self._same_row_next = False
         self._last: tuple[EnvRet, PolicyResponse] | None = None
 
     def end(self) -> None:
@@ -93,7 +94,8 @@ class Stream:
             self._open()
         new = [arrays[position] for position in self._new]
         last = self._last[0] if self._last is not None else None
-        again = self._ended and last is env_ret and self._alive()
+        again = self._ended and (last is env_ret or self._same_row_next) and self._alive()
+        self._same_row_next = False
         self._last = (env_ret, response)
         columns = [self._columns[position] for position in self._new]
         if again:
@@ -152,11 +154,17 @@ class Stream:
         self._ring.finish(span, following, over, finals)
 
     def state_dict(self) -> dict[str, int]:
-        """Return which row waits."""
-        waits = not self._ended and self._alive()
-        return {"waiting": self._waiting if waits else -1, "generation": self._generation}
+        """Return which row waits, and whether its segment was ended."""
+        waiting = self._waiting if self._alive() else -1
+        return {"waiting": waiting, "generation": self._generation, "ended": int(self._ended)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next row follow from the one that waited."""
+        """Continue where `state_dict` was taken.
+
+        The next row follows from the one that waited; where its segment was ended, it is that row
+        again, as it would have been without an interruption.
+        """
+        self.reset()
         self._waiting, self._generation = state["waiting"], state["generation"]
-        self._ended = self._waiting < 0
+        self._ended = bool(state["ended"])
+        self._same_row_next = self._ended
