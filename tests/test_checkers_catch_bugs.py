@@ -12,6 +12,7 @@ import pytest
 WIRE = Path(__file__).resolve().parents[1] / "examples" / "wire"
 BIN = str(Path(sys.executable).parent)
 SERVER_CHECKER = shutil.which("plugrl-conformance-server", path=BIN)
+CLIENT_CHECKER = shutil.which("plugrl-conformance", path=BIN)
 
 
 def load(name):
@@ -23,7 +24,7 @@ def load(name):
         sys.path.remove(str(WIRE))
 
 
-ref_server = load("ref_server")
+ref_server, ref_client = load("ref_server"), load("ref_client")
 
 # The checker's clause that must see the bug; all of them are tried in the slow test.
 SEEN_BY = {
@@ -134,5 +135,86 @@ def test_the_server_checker_catches(monkeypatch, request, bug):
     if bug == "stop-reason":
         flags, rounds = [*flags, "--until-stop"], 3
     code, output = check_server(monkeypatch, bug, *flags, rounds=rounds)
+    assert code != 0, output
+    assert "FAIL" in output
+
+
+# --- the client checker --------------------------------------------------------------------------
+
+SCENARIO = dict.fromkeys(ref_client.BUGS, "basic") | {
+    "metadata-2mib-refused": "metadata",
+    "unknown-metadata-fatal": "metadata",
+    "metadata-required": "metadata",
+    "env-ids-ignored": "order",
+    "late-feedback": "late",
+    "dropped-done-not-reset": "late",
+    "reuse-across-connections": "resync",
+    "resync-fatal": "resync",
+    "text-exits-zero": "text",
+    "text-ignored": "text",
+    "refusal-reconnects": "refusal",
+    "refusal-exits-zero": "refusal",
+    "hammers": "patience",
+    "ends-with-1001": "finish",
+    "reuse-unasked": "reuse",
+}
+QUICK = ["last-reward-only", "next-first-observation", "late-feedback", "dropped-done-not-reset"]
+QUICK += ["reuse-across-connections", "text-exits-zero", "refusal-exits-zero", "hammers"]
+QUICK += ["metadata-required", "ends-with-1001", "steps-always-horizon", "action-batch-major"]
+SLOW = [bug for bug in ref_client.BUGS if bug not in QUICK]
+
+client_checker = pytest.mark.skipif(
+    not runnable(CLIENT_CHECKER), reason="plugrl-conformance is not installed"
+)
+
+
+def check_clients(bugs, *, at_once=4):
+    """Run the client checker on the client with each bug, several at once; return the outcomes."""
+
+    async def one(bug, turn):
+        scenario = SCENARIO.get(bug, "all")
+        client = f"{sys.executable} {WIRE / 'ref_client.py'} --host {{host}} --port {{port}}"
+        client += " --api-key k --reconnect-limit 5 --episodes "
+        client += ("20" if scenario == "finish" else "300") + (f" --bug {bug}" if bug else "")
+        command = [CLIENT_CHECKER, "--probe", "--api-key=k", "--port=0", "--timeout=10"]
+        command += [f"--scenario={scenario}", "--client", client]
+        async with turn:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
+            try:
+                output, _ = await asyncio.wait_for(process.communicate(), 100)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        return bug, (process.returncode, output.decode())
+
+    async def run():
+        turn = asyncio.Semaphore(at_once)
+        return dict(await asyncio.gather(*(one(bug, turn) for bug in bugs)))
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def quick_outcomes():
+    """Return the outcomes of the quick bugs and, under "", of the sound client."""
+    return check_clients(["", *QUICK])
+
+
+@client_checker
+@pytest.mark.timeout(300)  # the first of these runs them all
+@pytest.mark.parametrize("bug", ["", *QUICK])
+def test_the_client_checker_passes_the_sound_client_and_catches(quick_outcomes, bug):
+    code, output = quick_outcomes[bug]
+    assert (code != 0, "FAIL" in output) == (bug != "", bug != ""), output
+
+
+@client_checker
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SLOW)
+def test_the_client_checker_catches_also(bug):
+    code, output = check_clients([bug])[bug]
     assert code != 0, output
     assert "FAIL" in output

@@ -20,6 +20,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 WIRE, CPP = EXAMPLES / "wire", EXAMPLES / "cpp"
 COMPILER = os.environ.get("CXX") or next(filter(shutil.which, ("g++", "clang++", "c++")), None)
+CHECKER = shutil.which("plugrl-conformance", path=str(Path(sys.executable).parent))
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="the C++ client needs POSIX sockets"),
@@ -379,6 +380,16 @@ def test_a_server_that_breaks_the_protocol_is_reported(monkeypatch, programs, bu
     code, output, _ = run_pendulum(monkeypatch, programs, "--num-envs", "2", server=server)
     assert code == 1
     assert "giving up: " in output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKER, reason="plugrl-conformance is not installed")
+def test_the_packaged_checker_passes_the_probe(programs):
+    client = f"{programs / 'probe'} --host {{host}} --port {{port}} --episodes 300"
+    command = [CHECKER, "--probe", "--scenario=all", "--port=0", "--client", client]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout
+    assert "FAIL" not in done.stdout
 
 
 @pytest.mark.slow
