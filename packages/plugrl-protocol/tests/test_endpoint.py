@@ -214,9 +214,19 @@ def test_a_message_over_the_cap_is_refused_and_the_server_stays(library, fragmen
             with contextlib.suppress(ConnectionClosed):
                 client.send(part if fragments == 1 else [part] * fragments)
             code, reason = closing(client)
-        assert code == 1009
-        if library == "websockets" or fragments > 1:
-            assert reason == "message over 1 MiB"
+        assert (code, reason) == (1009, "message over 1 MiB")
+        honest_round(server.url)
+
+
+def test_a_frame_far_over_the_cap_is_refused_before_it_is_read(library):
+    app = NotingApplication()
+    with serve_in_thread(app, config=config(library, max_message_mb=1)) as server:
+        with raw(server.url) as client:
+            with contextlib.suppress(ConnectionClosed):
+                client.send(bytes(2**25))
+            assert closing(client)[0] in (1009, 1006), "unread bytes may cost the close frame"
+        app.wait_for(lambda notes: notes.closes)
+        assert app.closes[0][1].code == 1009
         honest_round(server.url)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from websockets.exceptions import ConnectionClosed
 
 from plugrl_protocol.conformance.clauses import Report, SkippedError, ViolationError, index
-from plugrl_protocol.conformance.client_scenarios import CLAUSES, SCENARIOS, Scenario
+from plugrl_protocol.conformance.client_scenarios import CLAUSES, SCENARIOS
 from plugrl_protocol.conformance.referee import LeftError
 from plugrl_protocol.conformance.stage import ClientOptions, Stage
 from plugrl_protocol.messages import ALL_FEATURES
@@ -49,22 +49,24 @@ def check_client(options: ClientOptions, scenarios: Sequence[str] = tuple(SCENAR
     """
     report = Report(index(CLAUSES))
     for name in scenarios:
-        _run(options, report, name, SCENARIOS[name])
+        with Stage(options, report, name) as stage:
+            run_scenario(stage, name)
     return report
 
 
-def _run(options: ClientOptions, report: Report, name: str, scenario: Scenario) -> None:
-    with Stage(options, report, name) as stage:
-        try:
-            scenario(stage)
-        except SkippedError as reason:
-            report.skipped(name, str(reason))
-        except ViolationError as violation:
-            report.failed(violation.clause, f"{violation.found} (scenario {name})")
-        except LeftError as left:
-            report.failed("goes-on", f"the client closed with {left.code} (scenario {name})")
-        except (ConnectionClosed, OSError) as error:
-            report.failed("goes-on", f"the connection broke: {error} (scenario {name})")
+def run_scenario(stage: Stage, name: str) -> None:
+    """Tell one scenario on a stage and note what was broken."""
+    report = stage.report
+    try:
+        SCENARIOS[name](stage)
+    except SkippedError as reason:
+        report.skipped(name, str(reason))
+    except ViolationError as violation:
+        report.failed(violation.clause, f"{violation.found} (scenario {name})")
+    except LeftError as left:
+        report.failed("goes-on", f"the client closed with {left.code} (scenario {name})")
+    except (ConnectionClosed, OSError) as error:
+        report.failed("goes-on", f"the connection broke: {error} (scenario {name})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,6 +33,7 @@ CLAUSES: Final = [
     Clause("no-empty-message", 5, "a message names at least one env"),
     Clause("infer-of-free-envs", 3, "infer names envs whose chunk ran out"),
     Clause("feedback-of-holders", 3, "feedback names only envs that hold an action"),
+    Clause("env-ids", 3, "an action in another order than the infer's is not taken as if it fit"),
     Clause("metadata-optional", 4, "a client requires no metadata key"),
     Clause("metadata-unknown-keys", 4, "unknown metadata keys are ignored"),
     Clause("index-dtype", 4, "env_indices and step_ids are <i8 [n]"),
@@ -82,7 +83,7 @@ Scenario: TypeAlias = Callable[["Stage"], None]
 _ROUNDS: Final = 24
 _FINISH_ROUNDS: Final = 3000
 _ABSENCE_S: Final = 3.0
-_MOST_ATTEMPTS: Final = 30
+_MOST_ATTEMPTS: Final = 12
 
 
 def play(referee: Referee, rounds: int, *, clause: str = "connects") -> None:
@@ -117,8 +118,7 @@ def close_on_infer(referee: Referee, code: int, reason: str) -> None:
 def stop(stage: Stage, referee: Referee) -> None:
     """Finish the run: the client exits 0 and stays away."""
     close_on_infer(referee, 1001, "plugrl-server-stop")
-    stage.exits("stop-exit", with_success=True)
-    stage.stays_away("stop-no-reconnect")
+    stage.exits("stop-exit", with_success=True, away="stop-no-reconnect")
 
 
 def basic(stage: Stage) -> None:
@@ -199,8 +199,29 @@ def text(stage: Stage) -> None:
         play(referee, 2)
         referee.infer()
         referee.connection.send("Traceback (most recent call last): ...")
-        stage.exits("text-exit", with_success=False)
-    stage.stays_away("text-no-reconnect")
+        stage.exits("text-exit", with_success=False, away="text-no-reconnect")
+
+
+def order(stage: Stage) -> None:
+    """Answer in another order, which a client must see: it leaves, or goes by env_ids."""
+    stage.start_client()
+    with accepted(stage, Ledger(), "connects") as referee:
+        for _ in range(_ROUNDS):
+            request = referee.infer()
+            if len(request.env_indices) > 1:
+                break
+            referee.act(request)
+            referee.feedback()
+        else:
+            raise SkippedError("the client never asks for two envs at once")
+        referee.act(request, turned=True)
+        try:
+            referee.feedback()
+        except LeftError:
+            pass
+        except ViolationError as violation:
+            raise ViolationError("env-ids", violation.found) from None
+        stage.report.passed("env-ids")
 
 
 def refusal(stage: Stage) -> None:
@@ -208,8 +229,7 @@ def refusal(stage: Stage) -> None:
     stage.start_client()
     with accepted(stage, Ledger(), "connects") as referee:
         close_on_infer(referee, 1008, "built for states pose:7, got others")
-        stage.exits("refusal-exit", with_success=False)
-    stage.stays_away("refusal-no-reconnect")
+        stage.exits("refusal-exit", with_success=False, away="refusal-no-reconnect")
 
 
 def reuse(stage: Stage) -> None:
@@ -289,6 +309,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "late": late,
     "text": text,
     "refusal": refusal,
+    "order": order,
     "reuse": reuse,
     "metadata": metadata,
     "patience": patience,

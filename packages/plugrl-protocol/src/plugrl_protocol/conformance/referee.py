@@ -160,7 +160,13 @@ class Referee:
             parsed = parse(message)
         except MalformedMessageError as error:
             raise ViolationError(_clause_of(str(error)), str(error)) from None
-        self._report.passed("message-form")
+        held = ["message-form", "observation-form", "text"]
+        if message["message_type"] == "feedback":
+            held.append("info-split")
+        if "reuse" in message:
+            held.append("reuse-form")
+        for clause in held:
+            self._report.passed(clause)
         return parsed
 
     def _indices(self, message: dict[str, Any]) -> None:
@@ -265,8 +271,13 @@ class Referee:
 
     # ----------------------------------------------------------------------------------- action
 
-    def act(self, request: Infer) -> None:
-        """Answer with ``10000*k + 10*j + d``, j being the env index."""
+    def act(self, request: Infer, *, turned: bool = False) -> None:
+        """Answer with ``10000*k + 10*j + d``, j being the env index.
+
+        Args:
+            request: what is answered.
+            turned: a fault of ours: the envs, and their actions with them, in reverse order.
+        """
         options = self._options
         k = np.arange(options.horizon, dtype=np.float64)[:, None, None]
         j = request.env_indices.astype(np.float64)[None, :, None]
@@ -274,7 +285,10 @@ class Referee:
         for column, index in enumerate(request.env_indices.tolist()):
             entry = self.ledger.env(index)
             entry.holds, entry.chunk = True, action[:, column]
-        content = {"env_ids": request.env_indices, "action": action}
+        env_ids = request.env_indices
+        if turned:
+            env_ids, action = env_ids[::-1], action[:, ::-1]
+        content = {"env_ids": env_ids, "action": action}
         self.connection.send(encode({"message_type": "action", "data": content}))
 
     # --------------------------------------------------------------------------------- feedback

@@ -163,19 +163,21 @@ def _frame_cap(setup: Setup) -> None:
 
 @clause("ping", 1, "pings are answered while the policy infers")
 def _ping(setup: Setup) -> None:
+    deadline = time.monotonic() + setup.target.timeout_s
     with setup.client() as client:
         client.send(infer_map(setup.target, [0]))
-        begin = time.monotonic()
-        if not client.connection.ping().wait(PONG_S):
-            raise ViolationError("ping", f"no pong within {PONG_S:g} s of an infer")
-        waited = time.monotonic() - begin
-        early = True
-        with contextlib.suppress(TimeoutError):
-            client.connection.recv(timeout=0.05)
-            early = False
-        # A pong right behind an action that took its time was held back by it.
-        if not early and waited > PONG_S / 4:
-            raise ViolationError("ping", f"the pong came {waited:.1f} s later, behind the action")
+        while True:
+            # The first ping comes a moment later, when the policy is at work.
+            with contextlib.suppress(TimeoutError):
+                client.connection.recv(timeout=0.1)
+                return
+            begin = time.monotonic()
+            client.connection.ping().wait(PONG_S)
+            waited = time.monotonic() - begin
+            if waited > PONG_S / 2:
+                raise ViolationError("ping", f"no pong within {waited:.1f} s while inferring")
+            if begin > deadline:
+                raise ViolationError("ping", "no action came")
 
 
 # ---------------------------------------------------------------------------------------- turns
@@ -236,23 +238,43 @@ def _number_of_envs(setup: Setup) -> None:
             client.report(envs)
 
 
-@clause("routing", 3, "rows are routed by env index, never by position")
-def _routing(setup: Setup) -> None:
+@clause("routing-actions", 3, "an action belongs to the env at its place in env_ids")
+def _routing_actions(setup: Setup) -> None:
+    target = setup.target
+    first, second = target.observation(1, 3.0), target.observation(1, 8.0)
+    with setup.client() as client:
+        need_distinct_rows(setup, client)
+        straight = client.round("routing-actions", [4, 6], data=_joined(first, second))
+        client.report([4, 6])
+        turned = client.round("routing-actions", [6, 4], data=_joined(second, first))
+        client.report([6, 4])
+        alone = client.round("routing-actions", [6], data=second)
+    if not np.array_equal(straight, turned[:, ::-1]):
+        raise ViolationError("routing-actions", "asked in another order, envs swap their actions")
+    if not np.array_equal(straight[:, 1:], alone):
+        raise ViolationError("routing-actions", "asked alone, an env gets another action")
+
+
+@clause("routing-feedback", 3, "a feedback row belongs to the env it names, never to its position")
+def _routing_feedback(setup: Setup) -> None:
+    target = setup.target
+    first, second = target.observation(1, 3.0), target.observation(1, 8.0)
     with setup.client() as client:
         need_feature(client, FEATURE_REUSE)
-        _need_distinct_rows(setup, client)
-        first, second = setup.target.observation(1, 3.0), setup.target.observation(1, 8.0)
-        client.round("routing", [4, 6])
-        client.report([6], obs=first)
-        client.round("routing", [6])
-        client.report([6, 4], obs=_joined(first, second))
-        reused = client.round(
-            "routing", [4, 6], data=setup.target.observation(0), reuse=np.array([True, True])
-        )
-    with setup.client() as client:
-        fresh = client.round("routing", [4, 6], data=_joined(second, first))
-    if not np.array_equal(reused, fresh):
-        raise ViolationError("routing", "two envs were given each other's observations")
+        need_distinct_rows(setup, client)
+        fresh = client.round("routing-feedback", [4, 6], data=_joined(first, second))
+    for asked, reported in (([4, 6], [6, 4]), ([4, 5, 6], [6, 4]), ([5, 6, 4], [6, 4])):
+        with setup.client() as client:
+            client.round("routing-feedback", asked)
+            client.report(reported, obs=_joined(second, first))
+            reused = client.round(
+                "routing-feedback", [4, 6], data=target.observation(0), reuse=np.array([True, True])
+            )
+        if not np.array_equal(reused, fresh):
+            raise ViolationError(
+                "routing-feedback",
+                f"asked {asked}, reported {reported}: envs were given each other's observations",
+            )
 
 
 def _joined(*observations: dict[str, Any]) -> dict[str, Any]:
@@ -267,12 +289,12 @@ def _joined(*observations: dict[str, Any]) -> dict[str, Any]:
     return {**groups, "text": np.concatenate([o["text"] for o in observations])}
 
 
-def _need_distinct_rows(setup: Setup, client: RawClient) -> None:
+def need_distinct_rows(setup: Setup, client: RawClient) -> None:
     """Skip unless actions show which observation they answer, and the same one each time."""
     rows = _joined(setup.target.observation(1, 3.0), setup.target.observation(1, 8.0))
-    first = client.round("routing", [0, 1], data=rows)
+    first = client.round("routing-actions", [0, 1], data=rows)
     client.report([0, 1], terminated=np.ones(2, np.bool_))
-    second = client.round("routing", [0, 1], data=rows)
+    second = client.round("routing-actions", [0, 1], data=rows)
     client.report([0, 1], terminated=np.ones(2, np.bool_))
     if not np.array_equal(first, second) or np.array_equal(first[:, 0], first[:, 1]):
         raise SkippedError("the server's actions do not show which observation they answer")
@@ -333,7 +355,7 @@ def _state_gone(setup: Setup) -> None:
         client.closing("state-gone")
     if FEATURE_REUSE in features:
         with setup.client() as client:
-            client.send(_reusing(setup.target, [0]))
+            client.send(reusing(setup.target, [0]))
             client.closing("state-gone")
     with setup.client() as client:
         client.round("state-gone", [0, 1])
@@ -341,7 +363,7 @@ def _state_gone(setup: Setup) -> None:
         client.round("state-gone", [0])
 
 
-def _reusing(target: Target, envs: list[int], **changes: Any) -> dict[str, Any]:
+def reusing(target: Target, envs: list[int], **changes: Any) -> dict[str, Any]:
     """Build an infer that leaves out every row."""
     reuse = np.ones(len(envs), np.bool_)
     return infer_map(target, envs, **{"data": target.observation(0), "reuse": reuse, **changes})

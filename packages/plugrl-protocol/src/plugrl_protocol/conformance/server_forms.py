@@ -14,10 +14,10 @@ from plugrl_protocol.conformance.clauses import SkippedError, ViolationError
 from plugrl_protocol.conformance.raw import feedback_map, infer_map, pack, spelled
 from plugrl_protocol.conformance.server_checks import (
     Setup,
-    _need_distinct_rows,
-    _reusing,
     clause,
+    need_distinct_rows,
     need_feature,
+    reusing,
 )
 from plugrl_protocol.messages import FEATURE_REUSE, FEATURE_STEPS
 
@@ -382,7 +382,7 @@ def _reuse(setup: Setup) -> None:
         need_feature(client, FEATURE_REUSE)
         client.round("reuse", [0, 1])
         client.report([0, 1], obs=target.observation(2, 5.0))
-        client.send(_reusing(target, [1, 0]))
+        client.send(reusing(target, [1, 0]))
         reused = client.action("reuse", [1, 0])
         client.report([0, 1], obs=target.observation(2, 5.0))
         mixed = client.round(
@@ -390,7 +390,7 @@ def _reuse(setup: Setup) -> None:
         )
     with setup.client() as client:
         try:
-            _need_distinct_rows(setup, client)
+            need_distinct_rows(setup, client)
         except SkippedError:
             return
         fresh = client.round("reuse", [0, 1], data=target.observation(2, 5.0))
@@ -402,12 +402,12 @@ def _reuse(setup: Setup) -> None:
 def _reuse_before_feedback(setup: Setup) -> None:
     with setup.client() as client:
         need_feature(client, FEATURE_REUSE)
-        client.send(_reusing(setup.target, [0]))
+        client.send(reusing(setup.target, [0]))
         client.closing("reuse-before-feedback")
     with setup.client() as client:
         client.round("reuse-before-feedback", [0, 1])
         client.report([0])
-        client.send(_reusing(setup.target, [0, 2]))
+        client.send(reusing(setup.target, [0, 2]))
         client.closing("reuse-before-feedback")
 
 
@@ -418,7 +418,7 @@ def _reuse_after_done(setup: Setup) -> None:
             need_feature(client, FEATURE_REUSE)
             client.round("reuse-after-done", [0, 1])
             client.report([0, 1], **{flag: np.array([True, False])})
-            client.send(_reusing(setup.target, [0, 1]))
+            client.send(reusing(setup.target, [0, 1]))
             client.closing("reuse-after-done")
 
 
@@ -438,7 +438,7 @@ def _reuse_rows(setup: Setup) -> None:
             need_feature(client, FEATURE_REUSE)
             client.round("reuse-rows", [0, 1])
             client.report([0, 1])
-            client.send(_reusing(target, [0, 1], **changes))
+            client.send(reusing(target, [0, 1], **changes))
             client.closing("reuse-rows")
 
 

@@ -156,16 +156,6 @@ class Stage:
                 connection.close()
             release.set()
 
-    def stays_away(self, clause: str) -> None:
-        """Expect that the client does not connect again."""
-        try:
-            _, release = self._arrivals.get(timeout=_QUIET_S)
-        except queue.Empty:
-            self.report.passed(clause)
-            return
-        release.set()
-        raise ViolationError(clause, "the client connected again")
-
     def count_attempts(self, seconds: float) -> int:
         """Be absent: hang up on every attempt to connect, and count them."""
         self.shut()
@@ -199,15 +189,31 @@ class Stage:
             words, stdin=subprocess.DEVNULL, stdout=self._output, stderr=subprocess.STDOUT
         )
 
-    def exits(self, clause: str, *, with_success: bool) -> None:
-        """Expect the client's process to end, with code 0 or with another."""
-        if self._process is None:
+    def exits(self, clause: str, *, with_success: bool, away: str | None = None) -> None:
+        """Expect the client's process to end, with code 0 or with another.
+
+        Args:
+            clause: about the exit.
+            with_success: whether code 0 is right.
+            away: the clause that a new connection would break.
+        """
+        process = self._process
+        deadline = time.monotonic() + (_QUIET_S if process is None else _EXIT_S)
+        while process is None or process.poll() is None:
+            with contextlib.suppress(queue.Empty):
+                self._arrivals.get(timeout=0.05)
+                if away is not None:
+                    raise ViolationError(away, "the client connected again")
+            if time.monotonic() > deadline:
+                break
+        if away is not None:
+            self.report.passed(away)
+        if process is None:
             self.report.skipped(clause, "exit codes are judged with --client only")
             return
-        try:
-            code = self._process.wait(_EXIT_S)
-        except subprocess.TimeoutExpired:
-            raise ViolationError(clause, f"still running after {_EXIT_S:g} s") from None
+        code = process.poll()
+        if code is None:
+            raise ViolationError(clause, f"still running after {_EXIT_S:g} s")
         if (code == 0) is not with_success:
             expected = "0" if with_success else "another than 0"
             raise ViolationError(clause, f"exit code {code}, expected {expected}{self._said()}")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plugrl_protocol.links.base import ClientOptions, Receiver, ServerLink, ServerOptions
 
 _NO_STATUS = 1005
+_FRAGMENT_BYTES = 64
 
 
 class _Joiner:
@@ -45,18 +46,19 @@ class _Joiner:
             raise picows.WSProtocolError(
                 picows.WSCloseCode.PROTOCOL_ERROR, "fragments out of order"
             )
-        if not continues:
-            self._is_text = kind == picows.WSMsgType.TEXT
-        payload: bytes = frame.get_payload_as_bytes()
-        if frame.fin and not continues:
-            return self._finish(payload)
-        self._parts.append(payload)
         # An empty fragment costs memory too.
-        self._size += len(payload) + 64
+        self._size += frame.payload_size + _FRAGMENT_BYTES * continues
         if self._max_bytes is not None and self._size > self._max_bytes:
             raise picows.WSProtocolError(
                 picows.WSCloseCode(self._too_big.code), self._too_big.reason
             )
+        if not continues:
+            self._is_text = kind == picows.WSMsgType.TEXT
+        payload: bytes = frame.get_payload_as_bytes()
+        if frame.fin and not continues:
+            self._size = 0
+            return self._finish(payload)
+        self._parts.append(payload)
         if not frame.fin:
             return None
         whole = b"".join(self._parts)
@@ -345,7 +347,8 @@ async def listen(
         enable_auto_ping=options.ping_interval_s is not None,
         auto_ping_idle_timeout=options.ping_interval_s or 20.0,
         auto_ping_reply_timeout=options.ping_timeout_s,
-        max_frame_size=options.max_bytes,
+        # picows words the refusal of what exceeds its own limit; up to twice the cap we word it.
+        max_frame_size=2 * options.max_bytes,
     )
     return PicowsServerLinks(server, open_links)
 
