@@ -177,17 +177,19 @@ def test_rollouts_continue_without_loss_when_nobody_answers_the_last_observation
 
 
 def test_a_row_added_again_after_a_rollouts_end_replaces_the_answer_only():
-    buffer = make(n_step=3, gamma=0.5)
+    buffer = make(n_step=3, gamma=0.5, sampler={"type": "all"}, capacity=8)
     walk = Walk(buffer).run(3)
-    walk.buffer.truncate_one_episode("e-0")
-    response = PolicyResponse("e-0", action=4)
-    buffer.add_batched_transition(batched(walk.ret), batched(response))
-    walk.step()
-    walk.add()
-    assert found(buffer.get_all()) == expected(walk.truth)
-    assert buffer.get(-1)["action"] == 4
-    (batch,) = buffer.sample(batch_size=4)
-    assert set(batch["discount"].tolist()) <= {0.5, 0.25, 0.125}
+    for _ in range(3):
+        buffer.truncate_one_episode("e-0")
+        buffer.add_batched_transition(batched(walk.ret), batched(PolicyResponse("e-0", action=9)))
+        for _ in range(3):
+            walk.step()
+            walk.add()
+    assert found(buffer.get_all()) == expected(walk.truth[-8:])
+    (batch,) = buffer.sample(shuffle=False)
+    assert batch["action"].tolist() == [4, 0, 9, 2, 3, 9, 0, 1]
+    # Windows reach across the rollouts' ends, and no slot is lost to them.
+    assert batch["discount"].tolist() == [0.125] * 6 + [0.25, 0.5]
 
 
 def test_after_a_truncation_the_next_row_does_not_follow_from_the_last():

@@ -28,6 +28,19 @@ def test_the_tree_equals_a_running_sum_over_many_operations(size):
         )
 
 
+@pytest.mark.parametrize("size", [1, 5, 64, 1000])
+def test_filling_a_range_equals_setting_each_of_its_leaves(size):
+    rng = np.random.default_rng(size)
+    filled, leaf_by_leaf = SumTree(size), SumTree(size)
+    for _ in range(200):
+        start = int(rng.integers(size))
+        stop = int(rng.integers(start, size)) + 1
+        weight = float(rng.integers(0, 8))
+        filled.fill(start, stop, weight)
+        leaf_by_leaf.set(np.arange(start, stop), weight)
+        np.testing.assert_array_equal(filled._nodes, leaf_by_leaf._nodes)
+
+
 def test_a_leaf_of_weight_zero_is_never_found_whatever_rounding_does():
     rng = np.random.default_rng(0)
     tree, size = SumTree(1000), 1000

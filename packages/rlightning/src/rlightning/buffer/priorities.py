@@ -14,6 +14,7 @@ from rlightning.buffer.sum_tree import Floats, SumTree
 
 if TYPE_CHECKING:
     from rlightning.buffer.columns import Indices
+    from rlightning.buffer.ring import Span
 
 __all__ = ["Priorities"]
 
@@ -33,13 +34,19 @@ class Priorities:
         self._epsilon = epsilon
         self._highest = 1.0
 
-    def add(self, slots: Indices) -> None:
+    def add(self, span: Span) -> None:
         """Give new slots the highest priority seen, so that each is drawn soon."""
-        self._tree.set(slots, self._highest**self._exponent)
+        self._fill(span, self._highest**self._exponent)
 
-    def remove(self, slots: Indices) -> None:
+    def remove(self, span: Span) -> None:
         """Make slots impossible to draw."""
-        self._tree.set(slots, 0.0)
+        self._fill(span, 0.0)
+
+    def _fill(self, span: Span, weight: float) -> None:
+        if isinstance(span, slice):
+            self._tree.fill(span.start, span.stop, weight)
+        else:
+            self._tree.set(span, weight)
 
     def update(self, slots: Indices, priorities: Floats) -> None:
         """Set the priorities of slots, non-negative; the exponent is applied here."""

@@ -175,8 +175,7 @@ class ReplayBuffer(DataBuffer):
                 exponent=options.priority_exponent,
                 epsilon=options.priority_epsilon,
             )
-            remove = self._priorities.remove
-            self._ring.on_drop = lambda span: remove(slot_numbers(span))
+            self._ring.on_drop = self._priorities.remove
 
     def size(self) -> int:
         """Return how many transitions the buffer holds; episodes where that is the unit."""
@@ -194,7 +193,7 @@ class ReplayBuffer(DataBuffer):
         if finished is not None:
             self.limiter.inserts += stream.rows
             if self._priorities is not None:
-                self._priorities.add(slot_numbers(finished))
+                self._priorities.add(finished)
 
     def _has_room(self, stream: Stream) -> bool:
         if self._ring.count + stream.rows <= self._ring.capacity:
@@ -228,10 +227,9 @@ class ReplayBuffer(DataBuffer):
         for index in range(count):
             part = slice(index * length, (index + 1) * length)
             span = self._ring.append({path: tensor[part] for path, tensor in rows.items()})
-            slots = slot_numbers(span)
-            self.limiter.inserts += len(slots)
+            self.limiter.inserts += len(slot_numbers(span))
             if self._priorities is not None:
-                self._priorities.add(slots)
+                self._priorities.add(span)
 
     def finish_segments(self, batched_env_ret: BatchedData[EnvRet]) -> None:
         """Complete the last transitions of workers with what followed, and end their segments.

@@ -142,7 +142,7 @@ class Stream:
             self._columns[position][span] = arrays[position]
         over = np.zeros(self.rows, dtype=bool)
         for position in self._over:
-            over |= as_numpy(arrays[position]).astype(bool)
+            np.logical_or(over, as_numpy(arrays[position]), out=over)
         finals = Finals.from_info(self.rows, info) if "_final_obs" in info else None
         if not self._warned and over.any() and finals is None:
             self._warned = True
