@@ -57,7 +57,8 @@ config = MainConfig.from_dict({
 policy = Learner(config.policy, "train")
 policy.process_group = dist.group.WORLD
 policy.init_train(config.train, EnvMeta())
-start = {name: tensor.clone() for name, tensor in policy.get_trainable_parameters()["actor"].items()}
+exported = policy.get_trainable_parameters()["actor"]
+start = {name: tensor.clone() for name, tensor in exported.items()}
 x = torch.arange(24, dtype=torch.float32).view(8, 3) / 10
 policy._update_dataset({"x": x[rank::2]})
 policy._train()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rlightning.config import PolicyConfig, TrainConfig
     from rlightning.types import EnvMeta
 
-__all__ = ["BasePolicy", "PolicyRole"]
+__all__ = ["BasePolicy", "PolicyRole", "set_nested_attr"]
 
 
 class BasePolicy(nn.Module, ABC):

@@ -1,0 +1,116 @@
+"""The command line: quick help, a training run, its evaluation, and mistakes with exit code 2."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rlightning import __version__
+from rlightning.cli import main
+from rlightning.utils.logger import close_logger
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_each_test():
+    yield
+    close_logger()
+
+
+def ends_with_code_2(capsys, *argv):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+SHORT = [
+    "train.max_epochs=1",
+    "train.max_rollout_steps=8",
+    "train.ppo_epochs=1",
+    "train.minibatch_size=32",
+    "train.eval_episodes=2",
+    "log.level=ERROR",
+    "verbose=false",
+]
+
+
+def test_help_answers_without_loading_torch():
+    code = (
+        "import sys; from rlightning.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'ray', 'tensordict', 'gymnasium', 'hydra'} & sys.modules.keys()))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.splitlines()[-1] == "[]"
+    assert "train a policy as a configuration says" in out.stdout
+    assert out.stderr == ""
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"{__version__}\n"
+
+
+def test_names_are_listed(capsys):
+    main(["list"])
+    text = capsys.readouterr().out
+    for name in ("PPOPolicy", "gymnasium", "RolloutBuffer", "syncrl", "cartpole_ppo"):
+        assert f"  {name}\n" in text
+    main(["list", "engines"])
+    text = capsys.readouterr().out
+    assert text.startswith("engines\n")
+    assert "PPOPolicy" not in text
+
+
+def test_a_shipped_configuration_trains_and_its_checkpoint_is_measured(tmp_path, capsys):
+    logs = [f"log.log_dir={tmp_path}", "log.name=first"]
+    main(["train", "cartpole_ppo", *SHORT, *logs])
+    text = capsys.readouterr().err
+    assert "CartPole-v1, PPOPolicy" in text
+    assert "mean return" in text
+    run_dir = tmp_path / "cartpole" / "first"
+    assert (run_dir / "checkpoints" / "epoch_last" / "manifest.json").is_file()
+    results = []
+    for where in (run_dir, run_dir / "checkpoints" / "epoch_last.pt"):
+        main(["eval", str(where), "--episodes", "3", "--seed", "5"])
+        results.append(capsys.readouterr().out)
+    assert results[0] == results[1], "the same seed gives the same episodes"
+    values = dict(line.split() for line in results[0].splitlines())
+    assert values["episodes"] == "3.000"
+    assert float(values["episode_return"]) >= 8
+    again = ends_with_code_2(capsys, "train", "cartpole_ppo", *SHORT, *logs)
+    assert "holds an earlier run, which stays as it is" in again
+    main(["train", "cartpole_ppo", "--resume", "train.max_epochs=2", *SHORT[1:], *logs])
+    main(["train", "cartpole_ppo", "--overwrite", *SHORT, *logs])
+
+
+def test_a_file_of_ones_own_is_read(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("engine: syncrl\ntrain: {max_epochs: 3}\n")
+    main(["train", str(tmp_path / "mine.yaml"), "--cfg", "job", "train.seed=1"])
+    assert capsys.readouterr().out == "engine: syncrl\ntrain:\n  max_epochs: 3\n  seed: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "required: COMMAND"),
+        (["trian"], "invalid choice: 'trian'"),
+        (["train"], "required: config"),
+        (["train", "cartpole_pp"], "Did you mean 'cartpole_ppo'"),
+        (["train", "no_such_folder/x.yaml"], "there is no x.yaml in"),
+        (["train", "cartpole_ppo", "train.max_epoch=1"], "Did you mean 'max_epochs'"),
+        (["train", "cartpole_ppo", "policy.type=PPOPolcy"], "Did you mean 'PPOPolicy'"),
+        (["train", "cartpole_ppo", "engine=synrl"], "Did you mean 'syncrl'"),
+        (["train", "cartpole_ppo", "--nothing"], "unrecognized arguments: --nothing"),
+        (["eval", "nothing_here"], "no whole checkpoint in nothing_here"),
+        (["eval", "nothing_here", "a.b=c"], "unrecognized arguments: a.b=c"),
+        (["list", "robots"], "invalid choice: 'robots'"),
+    ],
+)
+def test_mistakes_end_with_code_2_and_a_message(capsys, argv, message):
+    text = ends_with_code_2(capsys, *argv)
+    assert message in text
+    assert "Traceback" not in text

@@ -1,0 +1,103 @@
+"""A run's folder, seed and stop request, opened without an engine or a command line."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from rlightning.config import MainConfig
+from rlightning.errors import RunDirectoryError, StopRequested
+from rlightning.runtime import StopSignal, open_run
+from rlightning.utils.logger import close_logger
+
+
+def configuration(folder, name="exp", **train):
+    return MainConfig.from_dict(
+        {
+            "env": {"name": "a", "backend": "b", "task": "t"},
+            "buffer": {"type": "R", "capacity": 1},
+            "policy": {"type": "P"},
+            "train": {"max_epochs": 1, **train},
+            "log": {"log_dir": str(folder), "project": "p", "name": name, "level": "ERROR"},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def _logs_end_with_each_test():
+    threads = torch.get_num_threads()
+    yield
+    close_logger()
+    torch.set_num_threads(threads)
+
+
+def test_a_run_is_attached_to_its_configuration(tmp_path):
+    config = configuration(tmp_path, seed=4)
+    run = open_run(config)
+    assert config.run is run
+    assert (run.run_dir, run.seed) == (tmp_path / "p" / "exp", 4)
+    assert run.checkpoint_dir == run.run_dir / "checkpoints"
+    assert not run.stop.requested
+
+
+def test_everything_global_is_seeded(tmp_path):
+    draws = []
+    for name in "ab":
+        open_run(configuration(tmp_path, name, seed=4))
+        draws.append((float(torch.rand(())), float(np.random.rand())))
+        close_logger()
+    assert draws[0] == draws[1]
+
+
+def test_threads_are_set_only_where_they_are_configured(tmp_path):
+    before = torch.get_num_threads()
+    open_run(configuration(tmp_path, "a"))
+    assert torch.get_num_threads() == before
+    close_logger()
+    open_run(configuration(tmp_path, "b", torch_threads=1))
+    assert torch.get_num_threads() == 1
+
+
+def test_a_named_folder_is_not_opened_twice(tmp_path):
+    open_run(configuration(tmp_path))
+    close_logger()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunDirectoryError, match="holds an earlier run"):
+        open_run(configuration(tmp_path, seed=1))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert open_run(configuration(tmp_path), overwrite=True).run_dir == tmp_path / "p" / "exp"
+
+
+def test_a_request_is_seen_once_made():
+    stop = StopSignal()
+    stop.raise_if_requested()
+    stop.request()
+    assert stop.requested
+    with pytest.raises(StopRequested):
+        stop.raise_if_requested()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_a_request_and_handlers_are_put_back(number):
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.requested
+    assert signal.getsignal(number) is before
+
+
+def test_outside_the_main_thread_signals_are_left_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def enter():
+        with StopSignal():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join(10)
+    assert seen == [before]
