@@ -775,6 +775,14 @@ def test_episodes_as_the_unit_with_automatic_truncation_hold_one_episode_each():
         assert not over.any()
 
 
+def test_a_batch_changed_in_place_does_not_change_what_the_buffer_keeps():
+    buffer = make(DataBuffer, sampler={"type": "all"})
+    fill(buffer, range(4))
+    for batch in (buffer.get_all(), buffer.sample(shuffle=False)[0], buffer.sample()[0]):
+        batch["observation"] += 100
+    assert numbers(buffer.get_all()) == [0, 1, 2, 3]
+
+
 def test_the_buffer_says_whether_rows_and_batches_fit():
     buffer = make(capacity=10)
     assert buffer.can_insert(10)

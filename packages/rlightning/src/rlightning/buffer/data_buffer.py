@@ -56,6 +56,7 @@ class DataBuffer:
 
     default_sampler = "uniform"
     """The sampler where the configuration names none."""
+    _keeps_sampled = True  # whether transitions stay after `sample`, which then copies them
     needs_bootstrap_response = True
     """Whether the last observation of a rollout must be added with a policy's answer to it."""
 
@@ -399,14 +400,14 @@ class DataBuffer:
         return self.get(index)
 
     def get_all(self) -> TensorDict:
-        """Return every transition, the oldest first.
+        """Return every transition, copied, the oldest first.
 
         Raises:
             ValueError: there is none.
         """
         with self._lock:
             self._refuse_if_empty()
-            return _batch(self._gather(None))
+            return _batch(self._gather(None)).clone()
 
     def sample(
         self,
@@ -433,7 +434,8 @@ class DataBuffer:
             if not takes_all:
                 self._refuse_if_too_few(batch_size)
             if takes_all and not shuffle and self._train_workers == 1:
-                return [_batch(self._gather(None))]
+                batch = _batch(self._gather(None))
+                return [batch.clone() if self._keeps_sampled else batch]
             indices = self.sampler.sample(batch_size, size, shuffle)
             return [_batch(self._gather(part)) for part in self._divide(indices, drop_last)]
 
