@@ -11,13 +11,11 @@ tanh MLPs on a CPU, several times faster.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from rlightning.errors import ContractError
 from rlightning.models.actor_critic import ActorCritic
 from rlightning.models.heads import GaussianHead
 from rlightning.models.normalizer import ObservationNormalizer
@@ -25,15 +23,17 @@ from rlightning.ops import losses
 from rlightning.ops.fused_ppo import FusedPPO, Minibatch, StepOutputs, supports
 from rlightning.ops.normalization import RunningMeanStd, batch_moments
 from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.minibatches import even_slices, require_columns, take_rows
 from rlightning.policy.over_ranks import least_over_ranks, mean_over_ranks, pooled_over_ranks
 from rlightning.policy.ppo_config import PPOModelConfig, PPOOptimConfig, PPOTrainConfig
 from rlightning.policy.state import unwrap
-from rlightning.types import EnvRet, PolicyResponse, map_leaves
+from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.registry import POLICIES
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from rlightning.types import EnvMeta
 
@@ -64,14 +64,11 @@ class PPOPolicy(BasePolicy):
         model_cfg = self.config.model_cfg
         network = PPOModelConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         space = env_meta.observation_space
-        self.actor_critic = ActorCritic(
-            space, env_meta.action_space, network.actor_critic_options()
-        )
-        self.observation_normalizer = (
-            ObservationNormalizer(space, network.image_options())
-            if network.normalize_observations
-            else None
-        )
+        options = network.actor_critic_options()
+        self.actor_critic = ActorCritic(space, env_meta.action_space, options)
+        self.observation_normalizer = None
+        if network.normalize_observations:
+            self.observation_normalizer = ObservationNormalizer(space, options.images)
         # The floor of the deviation, 0.01, keeps an environment without rewards learnable.
         self.return_scale = RunningMeanStd(eps=1e-4) if network.normalize_returns else None
 
@@ -81,24 +78,17 @@ class PPOPolicy(BasePolicy):
         train = self.config.train_config
         self.hyper = PPOTrainConfig.read(train)
         self.learning_rate, self.n_updates = settings.lr, 0
-        self.optimizer = torch.optim.Adam(
-            self.actor_critic.parameters(),
-            lr=settings.lr,
-            eps=settings.eps,
-            betas=settings.betas,
-            fused=True,
-        )
+        parameters = self.actor_critic.parameters()
+        self.optimizer = torch.optim.Adam(parameters, **settings.to_dict(), fused=True)
         rank = torch.distributed.get_rank(self.process_group) if self.process_group else 0
+        seed = torch.initial_seed() if train.seed is None else train.seed
         self.shuffle_generator = torch.Generator()
-        if train.seed is None:
-            self.shuffle_generator.seed()
-        else:
-            self.shuffle_generator.manual_seed(derive_seed(train.seed, "ppo shuffle", rank))
+        self.shuffle_generator.manual_seed(derive_seed(seed, "ppo shuffle", rank))
         self._fused = self._make_fused()
 
     def _make_fused(self) -> FusedPPO | None:
-        hyper = self.hyper
-        layers = self._network.plain_layers()
+        """Return the hand-written step where it computes what is asked for."""
+        hyper, layers = self.hyper, self._network.plain_layers()
         if hyper.fused_update == "off" or hyper.clip_value_loss or self.world_size > 1:
             return None
         if layers is None or not supports(layers, self.optimizer):
@@ -147,7 +137,7 @@ class PPOPolicy(BasePolicy):
         if "_final_obs" in env_ret.info:
             rows = env_ret.info["_final_obs"].bool() & env_ret.last_truncated.bool()
             if rows.any():
-                final_obs = map_leaves(lambda leaf: leaf[rows], env_ret.info["final_obs"])
+                final_obs = take_rows(env_ret.info["final_obs"], rows)
                 value = self.actor_critic.value(self._normalized(final_obs))
                 final_value[rows] = self._in_reward_units(value)
         return final_value
@@ -173,13 +163,9 @@ class PPOPolicy(BasePolicy):
         Raises:
             ContractError: a column is missing.
         """
-        missing = [name for name in _COLUMNS if name not in data.keys()]  # noqa: SIM118 - TensorDict
-        if missing:
-            raise ContractError(
-                f"the batch lacks {', '.join(missing)}; it has {', '.join(map(str, data.keys()))}. "
-                "PPO learns from a RolloutBuffer, which computes advantage and return"
-            )
-        self.dataset = {name: data[name].to(self.device) for name in _COLUMNS}
+        hint = "PPO learns from a RolloutBuffer, which computes advantage and return"
+        columns = require_columns(data, _COLUMNS, hint=hint)
+        self.dataset = {name: column.to(self.device) for name, column in columns.items()}
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Update actor and critic from the last dataset.
@@ -189,38 +175,48 @@ class PPOPolicy(BasePolicy):
             tell how far the update went.
         """
         del args, kwargs
-        data, hyper = self.dataset, self.hyper
+        data = self.dataset
         self._anneal()
         if self.return_scale is not None:
             moments = pooled_over_ranks([batch_moments(data["return"])], self.process_group)
             self.return_scale.merge(moments[0])
         rows = self._prepare(data)
         step: Callable[[Minibatch], StepOutputs] = self._autograd_step
-        borrowed: Any = contextlib.nullcontext()
+        borrowed: AbstractContextManager[None] = contextlib.nullcontext()
         if self._fused is not None:
             step, borrowed = self._fused.step, self._fused.borrowed()
-        stopped_early = False
         with borrowed:
-            for _ in range(hyper.ppo_epochs):
-                order = self._shuffled(len(rows.log_prob))
-                shuffled = Minibatch(*(_take(column, order) for column in rows))
-                outputs: list[StepOutputs] = []
-                for part in self._minibatches(len(order)):
-                    minibatch = Minibatch(*(_take(column, part) for column in shuffled))
-                    if hyper.normalize_advantage:
-                        standardized = losses.standardize(minibatch.advantage)
-                        minibatch = minibatch._replace(advantage=standardized)
-                    outputs.append(step(minibatch))
-                    stopped_early = self._exceeds_target_kl(outputs[-1], minibatch)
-                    if stopped_early:
-                        break
-                if stopped_early:
+            for _ in range(self.hyper.ppo_epochs):
+                shuffled, outputs, within_target = self._one_pass(rows, step)
+                if not within_target:
                     break
         self.n_updates += 1
         if self.observation_normalizer is not None:
             moments = self.observation_normalizer.moments(data["observation"])
             self.observation_normalizer.merge(pooled_over_ranks(moments, self.process_group))
         return self._metrics(data, shuffled, outputs)
+
+    def _one_pass(
+        self, rows: Minibatch, step: Callable[[Minibatch], StepOutputs]
+    ) -> tuple[Minibatch, list[StepOutputs], bool]:
+        """Step through all rows once, in random order.
+
+        Returns:
+            The rows in that order, what each step gave, and whether the KL stayed within target.
+        """
+        n_rows, outputs = len(rows.log_prob), []
+        order = torch.randperm(n_rows, generator=self.shuffle_generator).to(self.device)
+        shuffled = Minibatch(*(take_rows(column, order) for column in rows))
+        for part in self._minibatches(n_rows):
+            minibatch = Minibatch(*(take_rows(column, part) for column in shuffled))
+            minibatch = minibatch._replace(advantage=self._standardized(minibatch.advantage))
+            outputs.append(step(minibatch))
+            if self._exceeds_target_kl(outputs[-1], minibatch):
+                return shuffled, outputs, False
+        return shuffled, outputs, True
+
+    def _standardized(self, advantage: Tensor) -> Tensor:
+        return losses.standardize(advantage) if self.hyper.normalize_advantage else advantage
 
     def _prepare(self, data: dict[str, Any]) -> Minibatch:
         """Return the dataset as the columns a gradient step reads, each computed once."""
@@ -231,14 +227,7 @@ class PPOPolicy(BasePolicy):
             returns, value = data["return"], data["value"]
             if self.return_scale is not None:
                 returns, value = self.return_scale.scale(returns), self.return_scale.scale(value)
-            return Minibatch(
-                features,
-                action,
-                data["log_prob"],
-                data["advantage"],
-                returns,
-                value,
-            )
+            return Minibatch(features, action, data["log_prob"], data["advantage"], returns, value)
 
     def _autograd_step(self, minibatch: Minibatch) -> StepOutputs:
         """Take one gradient step through any network."""
@@ -265,14 +254,10 @@ class PPOPolicy(BasePolicy):
         self._network.project()
         return StepOutputs(log_prob.detach(), value.detach(), float(entropy.detach()), float(norm))
 
-    def _shuffled(self, n_rows: int) -> Tensor:
-        return torch.randperm(n_rows, generator=self.shuffle_generator).to(self.device)
-
     def _minibatches(self, n_rows: int) -> list[slice]:
         """Cut rows into nearly equal parts of at least `minibatch_size`; as many on every rank."""
-        n_parts = max(1, least_over_ranks(n_rows, self.process_group) // self.hyper.minibatch_size)
-        borders = [n_rows * i // n_parts for i in range(n_parts + 1)]
-        return [slice(*pair) for pair in itertools.pairwise(borders)]
+        n_parts = least_over_ranks(n_rows, self.process_group) // self.hyper.minibatch_size
+        return even_slices(n_rows, max(1, n_parts))
 
     def _exceeds_target_kl(self, outputs: StepOutputs, minibatch: Minibatch) -> bool:
         """Return whether the policy has moved too far; the same answer on every rank."""
@@ -293,12 +278,10 @@ class PPOPolicy(BasePolicy):
         """Summarise the last pass; `rows` are in its order, of which an early stop read a part."""
         log_prob = torch.cat([output.log_prob for output in outputs])
         value = torch.cat([output.value for output in outputs])
-        seen = Minibatch(*(_take(column, slice(len(value))) for column in rows))
+        seen = Minibatch(*(take_rows(column, slice(len(value))) for column in rows))
+        advantage = self._standardized(seen.advantage)
         policy = losses.ppo_policy_loss(
-            log_prob,
-            seen.log_prob,
-            losses.standardize(seen.advantage),
-            clip_ratio=self.hyper.clip_ratio,
+            log_prob, seen.log_prob, advantage, clip_ratio=self.hyper.clip_ratio
         )
         metrics = {
             "policy_loss": policy.loss,
@@ -328,10 +311,3 @@ class PPOPolicy(BasePolicy):
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore what `training_state` returned."""
         self.n_updates = int(state["n_updates"])
-
-
-def _take(column: Any, rows: Tensor | slice) -> Any:
-    """Return rows of a column, which may be nested."""
-    if isinstance(column, (dict, tuple)):
-        return map_leaves(lambda leaf: leaf[rows], column)
-    return column[rows]
