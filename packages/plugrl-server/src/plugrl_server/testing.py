@@ -2,28 +2,50 @@
 
 `check_policy` asks what the guide promises. `IdentityTask` is solved in seconds by whatever can
 learn at all, and `train_in_process` runs an algorithm on it (or on anything like it), without
-sockets and threads.
+sockets and threads. `serve` runs the whole server beside blocking code; `TaskClient` plays a task
+against it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import threading
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 
+from plugrl_protocol.env_client import Backoff, EnvClient
+from plugrl_protocol.errors import ConnectionReplaced, ServerStopped
+from plugrl_protocol.messages import Feedback, Infer, parse_observation
 from plugrl_server.algorithm.base_algorithm import FrameBatch
 from plugrl_server.common.layout import check_layout, layout_of
 from plugrl_server.common.trees import leaves
 from plugrl_server.errors import PolicyContractError
+from plugrl_server.policy.registration import REGISTERED_POLICY_CONFIGS, make_policy
 from plugrl_server.policy.state import slice_batched_state, to_numpy_state
+from plugrl_server.server.websocket_agent_server import WebSocketAgentServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
     from plugrl_server.policy.base_policy import BasePolicy
+    from plugrl_server.server.trainer import Ending
 
-__all__ = ["IdentityTask", "Task", "check_policy", "train_in_process"]
+__all__ = [
+    "IdentityTask",
+    "PolicyClient",
+    "RunningServer",
+    "Task",
+    "TaskClient",
+    "check_policy",
+    "serve",
+    "serve_policy",
+    "train_in_process",
+]
+
+_START_TIMEOUT_S = 30.0
 
 Array = np.ndarray[Any, Any]
 
@@ -187,3 +209,196 @@ def train_in_process(algorithm: BaseAlgorithm, task: Task) -> list[float]:
             algorithm.learn()
             algorithm.post_learn()
     return rewards
+
+
+# ---------------------------------------------------------------------------------- a live server
+
+
+@dataclasses.dataclass
+class RunningServer:
+    """A server that runs in a thread; made by `serve`."""
+
+    server: WebSocketAgentServer
+    thread: threading.Thread
+    url: str
+    ending: list[Ending | BaseException]
+    """How the run ended, once it has: one entry."""
+
+    def stop(self) -> None:
+        """Stop as a signal does, and wait for the end."""
+        self.server.request_stop()
+        self.join()
+
+    def join(self, timeout_s: float = _START_TIMEOUT_S) -> None:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: it does not come.
+        """
+        self.thread.join(timeout_s)
+        if self.thread.is_alive():
+            raise TimeoutError("the server does not end")
+
+
+@contextlib.contextmanager
+def serve(algorithm: BaseAlgorithm, **options: Any) -> Iterator[RunningServer]:
+    """Run a server in a thread until the block ends.
+
+    Args:
+        algorithm: constructed; optimizers included.
+        **options: of `WebSocketAgentServer`.
+
+    Raises:
+        TimeoutError: it does not begin to listen.
+    """
+    listening = threading.Event()
+    quiet = {"show_metric_table": False, "show_progress_bar": False, "port": 0}
+    server = WebSocketAgentServer(
+        algorithm, on_listening=lambda _: listening.set(), **{**quiet, **options}
+    )
+    ending: list[Ending | BaseException] = []
+
+    def run() -> None:
+        try:
+            ending.append(server.serve_forever())
+        except BaseException as error:  # noqa: BLE001  # a thread's border: kept for the test
+            ending.append(error)
+            listening.set()
+
+    thread = threading.Thread(target=run, name="plugrl-server", daemon=True)
+    thread.start()
+    if not listening.wait(_START_TIMEOUT_S):
+        raise TimeoutError("the server does not begin to listen")
+    running = RunningServer(server, thread, f"ws://127.0.0.1:{server.port}", ending)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@final
+class PolicyClient:
+    """Asks a served policy for actions; made by `serve_policy`."""
+
+    def __init__(self, client: EnvClient) -> None:
+        self._client = client
+        self._steps = 0
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the server said about itself."""
+        return dict(self._client.metadata.values)
+
+    def infer(self, observation: dict[str, Any]) -> Array:
+        """Ask for the actions of one batch, and report that nothing came of it.
+
+        Returns:
+            ``[H, n, *A]``, time first.
+        """
+        n = len(observation["text"])
+        seen = parse_observation(observation, n)
+        ids, steps = np.arange(n), np.full(n, self._steps)
+        request = Infer(env_indices=ids, step_ids=steps, observation=seen)
+        reply = self._client.infer(request, timeout_s=_START_TIMEOUT_S)
+        self._steps += 1
+        self._client.feedback(
+            Feedback(
+                env_indices=ids,
+                step_ids=steps,
+                observation=seen,
+                rewards=np.zeros(n, np.float32),
+                terminated=np.zeros(n, np.bool_),
+                truncated=np.zeros(n, np.bool_),
+                steps=np.full(n, len(reply.action)),
+            )
+        )
+        return reply.action
+
+
+@contextlib.contextmanager
+def serve_policy(uid: str, variant: str = "default") -> Iterator[PolicyClient]:
+    """Serve a registered policy without learning, and connect to it."""
+    from plugrl_server.algorithm.eval.eval_algorithm import EvalAlgorithm
+    from plugrl_server.algorithm.eval.eval_config import EvalConfig
+
+    policy = make_policy(uid, REGISTERED_POLICY_CONFIGS[uid][variant])
+    with serve(EvalAlgorithm(EvalConfig(), policy)) as running, EnvClient(running.url) as client:
+        yield PolicyClient(client)
+
+
+@final
+class TaskClient:
+    """Plays a task against a server, one action per inference.
+
+    Args:
+        url: of the server.
+        task: the environments.
+        reuse: leave out observations that the server has.
+
+    Attributes:
+        frames_sent: frames reported so far, over all connections.
+        episodes: finished so far.
+        rewards: the mean reward of every round.
+    """
+
+    def __init__(self, url: str, task: Task, *, reuse: bool = True) -> None:
+        self.client = EnvClient(url, reuse=reuse, backoff=Backoff(first_s=0.05, limit_s=20.0))
+        self.task = task
+        self.frames_sent = 0
+        self.episodes = 0
+        self.rewards: list[float] = []
+        n = len(task.observe()["text"])
+        self._ids = np.arange(n)
+        self._step_ids = np.zeros(n, np.int64)
+        self._returns = np.zeros(n, np.float32)
+
+    def play(self, rounds: int | None = None) -> bool:
+        """Play so many rounds, or until the run is finished; True if it is."""
+        done = 0
+        while rounds is None or done < rounds:
+            try:
+                self.play_round()
+            except ServerStopped:
+                return True
+            except ConnectionReplaced:
+                continue
+            done += 1
+        return False
+
+    def play_round(self) -> None:
+        """Ask, step, report.
+
+        Raises:
+            ClosedError: the connection ended.
+        """
+        n = len(self._ids)
+        request = Infer(
+            env_indices=self._ids,
+            step_ids=self._step_ids.copy(),
+            observation=parse_observation(self.task.observe(), n),
+        )
+        reply = self.client.infer(request, timeout_s=_START_TIMEOUT_S)
+        next_obs, reward, terminated, truncated = self.task.step(reply.action[0])
+        ended = terminated | truncated
+        self._returns += reward
+        self._step_ids += 1
+        episode = {"r": self._returns.copy(), "l": self._step_ids.copy(), "s": terminated}
+        report = Feedback(
+            env_indices=self._ids,
+            step_ids=request.step_ids,
+            observation=parse_observation(next_obs, n),
+            rewards=reward,
+            terminated=terminated,
+            truncated=truncated,
+            info={"episode": episode} if ended.any() else {},
+            steps=np.ones(n, np.int64),
+        )
+        self._step_ids[ended], self._returns[ended] = 0, 0.0
+        self.rewards.append(float(reward.mean()))
+        self.client.feedback(report)
+        self.frames_sent += n
+        self.episodes += int(ended.sum())
+
+    def close(self) -> None:
+        """End the connection."""
+        self.client.close()

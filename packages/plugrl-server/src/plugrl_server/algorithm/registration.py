@@ -57,9 +57,16 @@ def register_algo_config(uid: str, variant: str = "default") -> Callable[[_C], _
     return decorator
 
 
-def register_builtin_algo(uid: str, target: str, *, extra: str = "") -> None:
-    """Register ``"module:Class"``, imported when it is chosen."""
-    ALGORITHMS.register_lazy(uid, target, extra=extra)
+def register_builtin_algo(uid: str, target: str, *, extra: str = "", requires: str = "") -> None:
+    """Register ``"module:Class"``, imported when it is chosen.
+
+    Args:
+        uid: its name on the command line.
+        target: where the class is.
+        extra: the extra of this distribution that it needs.
+        requires: a module of that extra.
+    """
+    ALGORITHMS.register_lazy(uid, target, extra=extra, requires=requires)
 
 
 def make_algo(uid: str, policy: BasePolicy, **kwargs: Any) -> BaseAlgorithm:

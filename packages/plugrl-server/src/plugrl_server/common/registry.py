@@ -8,6 +8,7 @@ nothing about policies, algorithms or torch.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -33,12 +34,21 @@ class Spec:
         target: the class, or ``"module:Class"`` of one that is not imported yet.
         default_kwargs: keyword arguments of every construction.
         extra: the distribution extra that a built-in needs, for the message when it is missing.
+        requires: a module of that extra.
     """
 
     uid: str
     target: type[Any] | str
     default_kwargs: dict[str, Any] = field(default_factory=dict)
     extra: str = ""
+    requires: str = ""
+
+    @property
+    def missing_extra(self) -> str:
+        """How to install what is missing; empty if nothing is."""
+        if not self.requires or importlib.util.find_spec(self.requires) is not None:
+            return ""
+        return f"pip install 'plugrl-server[{self.extra}]'"
 
     @property
     def cls(self) -> type[Any]:
@@ -115,9 +125,9 @@ class Registry:
 
         return decorate
 
-    def register_lazy(self, uid: str, target: str, *, extra: str = "") -> None:
+    def register_lazy(self, uid: str, target: str, *, extra: str = "", requires: str = "") -> None:
         """Register ``"module:Class"`` under `uid`; it is imported when it is chosen."""
-        self.specs.setdefault(uid, Spec(uid, target, {}, extra))
+        self.specs.setdefault(uid, Spec(uid, target, {}, extra, requires))
 
     def register_config(self, uid: str, variant: str = "default") -> Any:
         """Register a configuration class, as a decorator; it is constructed at once, from defaults.

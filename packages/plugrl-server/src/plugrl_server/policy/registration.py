@@ -63,9 +63,16 @@ def register_policy_config(uid: str, variant: str = "default") -> Callable[[_C],
     return decorator
 
 
-def register_builtin_policy(uid: str, target: str, *, extra: str = "") -> None:
-    """Register ``"module:Class"``, imported when it is chosen."""
-    POLICIES.register_lazy(uid, target, extra=extra)
+def register_builtin_policy(uid: str, target: str, *, extra: str = "", requires: str = "") -> None:
+    """Register ``"module:Class"``, imported when it is chosen.
+
+    Args:
+        uid: its name on the command line.
+        target: where the class is.
+        extra: the extra of this distribution that it needs.
+        requires: a module of that extra.
+    """
+    POLICIES.register_lazy(uid, target, extra=extra, requires=requires)
 
 
 def make_policy(uid: str, config: Any) -> BasePolicy:

@@ -1,0 +1,548 @@
+"""The composer: requests in, actions out, frames to the algorithm, learn steps in between.
+
+Three threads meet here. The *event loop* hands over decoded messages and never waits. The *acting*
+side takes them in order of arrival: it stores frames, decides with the batcher what runs next, and
+runs it. The *learner* learns and writes checkpoints. Between acting and learning there is one rule:
+in ``sync`` mode the acting side rests while the learner learns, in ``overlap`` mode it goes on with
+the last version.
+
+Acting has a thread of its own. While a policy's forward pass and the storing of frames stay under
+`TrainerConfig.inline_limit_ms`, the event loop does that work itself, because handing it over would
+take longer; one call that takes longer sends it back to its thread. Knows nothing about sockets.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from plugrl_protocol.errors import CLOSE_INTERNAL_ERROR, MisuseError, close_refused
+from plugrl_protocol.messages import Episode, Feedback, Infer, read_episodes
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint
+from plugrl_server.server.client_envs import ClientEnvs
+from plugrl_server.server.inference import Inference, layout_of_observation
+from plugrl_server.server.inline_guard import InlineGuard
+from plugrl_server.server.learner import Learner
+from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
+from rlightning.runtime.batcher import (
+    BatchRule,
+    Request,
+    Session,
+    decide,
+    note_answer,
+    note_request,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from plugrl_protocol.endpoint import Connection
+    from plugrl_protocol.errors import Close
+    from plugrl_server.common.checkpoint_manager import CheckpointManager
+    from plugrl_server.common.metrics import MetricDict
+
+__all__ = ["Ending", "Trainer", "TrainerConfig"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_INBOX = 65_536
+_WORTH_WAITING_S = 0.0002
+
+
+class Ending(enum.Enum):
+    """How a run came to its end."""
+
+    FINISHED = "the run is finished"
+    INTERRUPTED = "somebody asked it to stop"
+    FAILED = "learning or acting failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """How acting and learning take turns."""
+
+    learn_mode: Literal["sync", "overlap"] = "sync"
+    """Whether requests wait while the policy is learned, or are answered by its last version."""
+    mini_infer_batch_size: int | None = None
+    """Environments with which a batch goes at once; None waits for every client that is due."""
+    batch_deadline_ms: float = 5.0
+    """Longest wait of a request for others; never longer than a forward pass takes."""
+    inline_limit_ms: float = 1.0
+    """Forward passes up to this long run on the event loop; 0 never does."""
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    connection: Connection
+    envs: ClientEnvs
+    counter: ClientCounter
+    session: Session = field(default_factory=Session)
+    knows_steps: bool = True
+
+
+class _Report(NamedTuple):
+    client: _Client
+    feedback: Feedback
+    episodes: list[Episode]
+
+
+class _Left(NamedTuple):
+    client: _Client
+
+
+class _Ask(NamedTuple):
+    client: _Client
+    infer: Infer
+
+
+class Trainer:
+    """Joins one algorithm with any number of clients; the `Application` of an endpoint.
+
+    Args:
+        algorithm: constructed, with its optimizers.
+        checkpoints: where they go; None saves nothing.
+        reporter: where metrics go.
+        config: how acting and learning take turns.
+        on_ending: called once, from any thread, when the run has come to its end and is saved.
+        clock: monotonic seconds.
+
+    Attributes:
+        metrics: what the server measures of itself.
+        version: how often the policy has been learned.
+        error: what ended the run, if it failed.
+    """
+
+    def __init__(
+        self,
+        algorithm: BaseAlgorithm,
+        *,
+        checkpoints: CheckpointManager | None,
+        reporter: MetricReporter,
+        config: TrainerConfig,
+        on_ending: Callable[[Ending], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.algorithm = algorithm
+        self.config = config
+        self.metrics = RuntimeMetrics()
+        self.version = 0
+        self.error: BaseException | None = None
+        self._checkpoints, self._reporter = checkpoints, reporter
+        self._on_ending, self._clock = on_ending, clock
+        self._chain_numbers = itertools.count()
+        self._inference = Inference(algorithm)
+        self._takes_batches = type(algorithm).feedback_batch is not BaseAlgorithm.feedback_batch
+        self._overlaps = config.learn_mode == "overlap"
+        self._guard = InlineGuard(config.inline_limit_ms / 1e3)
+        self._clients: dict[int, _Client] = {}
+        self._inbox: deque[Request | _Report | _Left] = deque()
+        self._waiting: list[Request] = []
+        self._turn_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._inline_scheduled = False
+        self._last_asker: _Client | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._learner = Learner(self._fail)
+        self._thread = threading.Thread(target=self._act, name="plugrl-acting", daemon=True)
+        self._learning_since_s: float | None = None
+        self._learned = False
+        self._control_due = False
+        self._stop_requested = False
+        self._ended = False
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; answers go to connections of `loop`."""
+        self._loop = loop
+        self._learner.start()
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        """Ask for the end, from any thread: after the learn step at hand, saved."""
+        self._stop_requested = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for both threads after the end; False if one still runs after `timeout_s`."""
+        self._ended = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return self._learner.stop(timeout_s) and not self._thread.is_alive()
+
+    def learning_for_s(self) -> float:
+        """How long the learn step at hand has taken; zero between learn steps."""
+        since_s = self._learning_since_s
+        return 0.0 if since_s is None else self._clock() - since_s
+
+    @property
+    def holds_clients(self) -> bool:
+        """Whether requests wait for a learn step."""
+        return self._learning_since_s is not None and not self._overlaps
+
+    # ---- the event loop's side -----------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        """See `Application.connected`."""
+        taken = {client.counter.slot for client in self._clients.values()}
+        slot = next(number for number in itertools.count() if number not in taken)
+        counter = ClientCounter(slot, self._clock())
+        envs = ClientEnvs(self._chain_numbers)
+        self._clients[connection.serial] = _Client(connection, envs, counter)
+        self.metrics.total_connections += 1
+        self.metrics.connections = len(self._clients)
+
+    def infer(self, connection: Connection, request: Infer) -> None:
+        """See `Application.infer`."""
+        client = self._clients[connection.serial]
+        asked = Request(
+            session=connection.serial,
+            rows=len(request.env_indices),
+            layout=layout_of_observation(request.observation),
+            arrived_s=self._clock(),
+            payload=_Ask(client, request),
+        )
+        client.counter.requests += 1
+        alone, self._last_asker = self._last_asker is client, client
+        self._put(asked, at_once=alone or len(self._clients) == 1)
+
+    def feedback(self, connection: Connection, report: Feedback) -> None:
+        """See `Application.feedback`."""
+        client = self._clients[connection.serial]
+        client.counter.steps += (
+            len(report.env_indices) if report.steps is None else int(report.steps.sum())
+        )
+        at_once = self._last_asker is client
+        self._put(_Report(client, report, read_episodes(report)), at_once=at_once)
+
+    def disconnected(self, connection: Connection, close: Close) -> None:
+        """See `Application.disconnected`."""
+        del close
+        client = self._clients.pop(connection.serial, None)
+        self.metrics.connections = len(self._clients)
+        if client is not None:
+            self.metrics.reused_observations += connection.reused_rows
+            self._put(_Left(client), at_once=False)
+
+    def _put(self, item: Request | _Report | _Left, *, at_once: bool) -> None:
+        """Hand an item to the acting side, or act here and now if that is quick.
+
+        Raises:
+            RuntimeError: far more items wait than clients that take turns can cause.
+        """
+        if len(self._inbox) >= _MAX_INBOX:
+            raise RuntimeError(f"{_MAX_INBOX} messages wait; the acting thread does not keep up")
+        self._inbox.append(item)
+        if not self._may_inline():
+            self._wake.set()
+        elif at_once:
+            self._act_inline()
+        elif not self._inline_scheduled and self._loop is not None:
+            # After this round of the loop: what other clients sent meanwhile joins the batch.
+            self._inline_scheduled = True
+            self._loop.call_soon(self._act_inline)
+
+    def _may_inline(self) -> bool:
+        return self._guard.allows() and not (self._control_due or self.holds_clients)
+
+    def _act_inline(self) -> None:
+        self._inline_scheduled = False
+        if not self._may_inline() or not self._turn_lock.acquire(blocking=False):
+            self._wake.set()
+            return
+        try:
+            self._turn(inline=True)
+        except Exception as error:  # noqa: BLE001  # the border of acting: ends the run
+            self._fail(error)
+        finally:
+            self._turn_lock.release()
+        if self._control_due:
+            self._wake.set()
+
+    # ---- acting --------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Be the acting thread."""
+        wake_s: float | None = None
+        while not self._ended:
+            timeout_s = None if wake_s is None else max(0.0, wake_s - self._clock())
+            self._wake.wait(timeout_s)
+            self._wake.clear()
+            try:
+                with self._turn_lock:
+                    self._control()
+                    wake_s = self._turn(inline=False)
+            except Exception as error:  # noqa: BLE001  # the thread's border: ends the run
+                self._fail(error)
+
+    def _turn(self, *, inline: bool) -> float | None:
+        """Take what has arrived, then run every batch that is due; give when to look again."""
+        while not self._ended:
+            while self._inbox and not (self.holds_clients or self._stop_requested):
+                self._take(self._inbox.popleft())
+                if self._control_due:
+                    if inline:
+                        return None
+                    self._control()
+            if self.holds_clients or self._ended or not self._waiting:
+                return None
+            rule = self._rule(inline)
+            sessions = self._sessions() if rule.deadline_s else {}
+            decision = decide(self._waiting, sessions, rule, self._clock())
+            if not decision.batch:
+                return decision.wake_s
+            chosen = set(map(id, decision.batch))
+            self._waiting = [r for r in self._waiting if id(r) not in chosen]
+            self._run(decision.batch, inline=inline)
+        return None
+
+    def _sessions(self) -> dict[Any, Session]:
+        return {serial: client.session for serial, client in list(self._clients.items())}
+
+    def _rule(self, inline: bool) -> BatchRule:  # noqa: FBT001  # private
+        """Waiting longer for others than a forward pass takes does not pay."""
+        longest_s = min(self.config.batch_deadline_ms / 1e3, self._guard.infer_s)
+        if inline or longest_s < _WORTH_WAITING_S:
+            longest_s = 0.0
+        target = self.config.mini_infer_batch_size
+        if target is not None:
+            longest_s = self.config.batch_deadline_ms / 1e3
+        return BatchRule(deadline_s=longest_s, target_rows=target)
+
+    def _take(self, item: Request | _Report | _Left) -> None:
+        if isinstance(item, Request):
+            note_request(item.payload.client.session, item, item.arrived_s)
+            self._waiting.append(item)
+        elif isinstance(item, _Report):
+            self._store(item)
+        else:
+            client = item.client
+            self._waiting = [r for r in self._waiting if r.payload.client is not client]
+            for chain in client.envs.chains:
+                self.algorithm.forget_chain(chain)
+
+    def _run(self, batch: tuple[Request, ...], *, inline: bool) -> None:
+        """Infer once, and answer; whoever makes it fail is found by asking one by one."""
+        started_s = self._clock()
+        asks: list[_Ask] = [request.payload for request in batch]
+        layout: Any = batch[0].layout
+        try:
+            results = self._inference.run([ask.infer for ask in asks], layout)
+        except Exception as error:  # noqa: BLE001  # the border to users' policies
+            self._guard.note_infer(self._clock() - started_s, inline=inline)
+            self._blame(batch, error)
+            return
+        now_s = self._clock()
+        self._guard.note_infer(now_s - started_s, inline=inline)
+        self.metrics.infer_s.add(now_s - started_s)
+        self.metrics.batch_rows.add(sum(request.rows for request in batch))
+        answers = []
+        for request, ask, result in zip(batch, asks, results, strict=True):
+            self.metrics.queue_s.add(started_s - request.arrived_s)
+            ask.client.envs.acted(ask.infer.env_indices, result.step)
+            note_answer(ask.client.session, now_s)
+            answers.append((ask.client.connection, result.action))
+        if inline:
+            self._send(answers)
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(self._send, answers)
+
+    @staticmethod
+    def _send(answers: list[tuple[Connection, Any]]) -> None:
+        """Answer, on the event loop."""
+        for connection, action in answers:
+            try:
+                connection.answer(action)
+            except MisuseError:
+                _log.exception("%r: an action that cannot be sent", connection)
+                connection.close(CLOSE_INTERNAL_ERROR)
+
+    def _blame(self, batch: tuple[Request, ...], error: Exception) -> None:
+        if len(batch) > 1:
+            for request in reversed(batch):
+                request.alone = True
+                self._waiting.insert(0, request)
+            return
+        self.metrics.refused_requests += 1
+        reason = self._inference.blame(error, batch[0].layout)  # type: ignore[arg-type]  # ours
+        connection = batch[0].payload.client.connection
+        _log.error("%r: refused, %s", connection, reason, exc_info=error)
+        connection.close_soon(close_refused(reason))
+
+    # ---- storing -------------------------------------------------------------------------------
+
+    def _store(self, item: _Report) -> None:
+        """Give frames to the algorithm: those that it may learn from, and only those."""
+        started_s = self._clock()
+        client, report = item.client, item.feedback
+        if report.steps is None and client.knows_steps:
+            client.knows_steps = False
+            _log.info(
+                "%r does not say how many steps its chunks ran: gamma and counts are per chunk",
+                client.connection,
+            )
+        if self._takes_batches:
+            self.algorithm.record_episodes(item.episodes)
+        logged: MetricDict = {}
+        for step, at, frames in client.envs.report(report):
+            staleness = self.version - step.version + (self._learning_since_s is not None)
+            self.metrics.staleness.add(staleness)
+            limit = self.algorithm.max_staleness
+            if (limit is not None and staleness > limit) or self._has_no_room():
+                self._discard(client, report, at, frames)
+                continue
+            good = client.envs.finite(step, at, report)
+            if good is not None:
+                bad = (~good).nonzero()[0]
+                self.metrics.nonfinite_observations += len(bad)
+                _log.warning(
+                    "%r: the observations of envs %s are not finite; not learned from",
+                    client.connection,
+                    report.env_indices[at][bad].tolist(),
+                )
+                self._discard(client, report, at[bad], frames.rows(bad))
+                frames = frames.rows(good.nonzero()[0])
+            if len(frames):
+                logged |= self.algorithm.feedback_batch(frames)
+                self.metrics.stored_frames += len(frames)
+        self._control_due = self._is_control_due()
+        elapsed_s = self._clock() - started_s
+        self.metrics.feedback_s.add(elapsed_s)
+        self._guard.note_feedback(elapsed_s)
+        if logged:
+            self._log_metrics(logged, now=False)
+
+    def _has_no_room(self) -> bool:
+        """Whether the next buffer is full already while the learner is busy with the last."""
+        is_busy = self._learning_since_s is not None
+        return is_busy and self.algorithm.on_policy and self.algorithm.should_learn()
+
+    def _discard(self, client: _Client, report: Feedback, at: Any, frames: Any) -> None:
+        self.metrics.discarded_frames += len(frames)
+        if not self._takes_batches:
+            self.algorithm.discard_batch(frames)
+        for chain in client.envs.break_chains(report.env_indices[at]):
+            self.algorithm.forget_chain(chain)
+
+    # ---- learning, saving, ending --------------------------------------------------------------
+
+    def _is_control_due(self) -> bool:
+        algorithm = self.algorithm
+        idle = self._learning_since_s is None
+        if idle and algorithm.should_learn():
+            return True
+        return algorithm.should_stop() or (idle and algorithm.should_save())
+
+    def _control(self) -> None:
+        """Finish a learn step, begin one, save, or end; in the acting thread only."""
+        if self._learned:
+            self._finish_learning()
+        self._control_due = False
+        if self._ended or self._learning_since_s is not None:
+            return
+        algorithm = self.algorithm
+        if self._stop_requested:
+            self._end(Ending.INTERRUPTED)
+        elif algorithm.should_learn():
+            self._begin_learning()
+        elif algorithm.should_stop():
+            self._end(Ending.FINISHED)
+        elif algorithm.should_save():
+            self._save()
+
+    def _begin_learning(self) -> None:
+        self.algorithm.pre_learn()
+        self._learning_since_s = self._clock()
+        self._learner.submit(self._learn)
+
+    def _learn(self) -> None:
+        """In the learner's thread."""
+        started_s = self._clock()
+        step, metrics = self.algorithm.learn()
+        metrics = {**metrics, "learn": {"duration_s": self._clock() - started_s}}
+        self._log_metrics(metrics, now=self.algorithm.on_policy, step=step)
+        self._learned = True
+        self._wake.set()
+
+    def _finish_learning(self) -> None:
+        self._learned = False
+        self.algorithm.post_learn()
+        self.version += 1
+        self.algorithm.current_version = self.version
+        self._learning_since_s = None
+        if self.algorithm.should_save():
+            self._save()
+
+    def _log_metrics(self, metrics: MetricDict, *, now: bool, step: int | None = None) -> None:
+        self._reporter.add(
+            self.algorithm.global_step if step is None else step,
+            metrics,
+            runtime=self.metrics,
+            clients=[client.counter for client in list(self._clients.values())],
+            now=now,
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """Give all that a resumed run needs; between learn steps only."""
+        from rlightning.utils.seeding import get_rng_state
+
+        checkpoint = self.algorithm.create_checkpoint()
+        chain = next(self._chain_numbers)
+        own = {"version": self.version, "chain": chain}
+        checkpoint.meta = {**checkpoint.meta, "trainer": own, "rng": get_rng_state()}
+        return checkpoint
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from what `checkpoint` gave; before `start`."""
+        from rlightning.utils.seeding import set_rng_state
+
+        self.algorithm.load_checkpoint(checkpoint)
+        own = checkpoint.meta.get("trainer", {"version": 0, "chain": 0})
+        self.version = self.algorithm.current_version = int(own["version"])
+        self._chain_numbers = itertools.count(int(own["chain"]) + 1)
+        if "rng" in checkpoint.meta:
+            set_rng_state(checkpoint.meta["rng"])
+
+    def _save(self) -> threading.Event:
+        """Take the state now and let the learner's thread write it; the event says it is done."""
+        done = threading.Event()
+        if self._checkpoints is None:
+            # `should_save` turns false when a checkpoint is created.
+            self.algorithm.create_checkpoint()
+            done.set()
+            return done
+        checkpoint, manager = self.checkpoint(), self._checkpoints
+
+        def write() -> None:
+            where = manager.save_checkpoint(checkpoint)
+            _log.info("saved %s", where)
+            done.set()
+
+        self._learner.submit(write)
+        return done
+
+    def _end(self, ending: Ending) -> None:
+        self._log_metrics({"train": {"global_step": self.algorithm.global_step}}, now=True)
+        saved = self._save()
+        while not saved.wait(0.1) and self.error is None:
+            pass
+        self._ended = True
+        self._on_ending(ending if self.error is None else Ending.FAILED)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the run without saving: what is in memory may be half of something."""
+        if self.error is not None:
+            return
+        _log.critical("the run failed", exc_info=error)
+        self.error = error
+        self._ended = True
+        self._wake.set()
+        self._on_ending(Ending.FAILED)
