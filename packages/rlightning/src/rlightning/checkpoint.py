@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from rlightning.errors import CheckpointError
+from rlightning.types import to_device
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ __all__ = [
     "load_weights",
     "prune_checkpoints",
     "save_checkpoint",
+    "save_offender",
 ]
 
 FORMAT = 1
@@ -133,6 +135,18 @@ def save_checkpoint(
     _flush(folder)
     shutil.rmtree(_old(target), ignore_errors=True)
     return target
+
+
+def save_offender(path: pathlib.Path, *, name: str, tensor: Any, batch: Any) -> str:
+    """Write a tensor that is not finite and the batch it belongs to; return the file's path.
+
+    The file holds plain data and tensors: ``torch.load(path, weights_only=True)`` reads it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(
+        {"name": name, "tensor": to_device(tensor, "cpu"), "batch": to_device(batch, "cpu")}, path
+    )
+    return str(path)
 
 
 def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:

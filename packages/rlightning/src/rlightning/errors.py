@@ -92,6 +92,7 @@ class NonFiniteError(RLightningError, ValueError):
         tensor: what is not finite, for example ``"reward"`` or ``"gradient of actor.0.weight"``.
         source: where it came from: an environment id and row, or the policy.
         step: the environment step or update it appeared at, if known.
+        value: the offending array or tensor, where it is at hand.
         dump: the file the tensor and its batch were saved to, if any.
     """
 
@@ -103,6 +104,7 @@ class NonFiniteError(RLightningError, ValueError):
         self.source = source
         self.step = step
         self.where = where
+        self.value: Any = None
         self.dump: str | None = None
 
     def __str__(self) -> str:

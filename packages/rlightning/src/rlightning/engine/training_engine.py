@@ -17,6 +17,7 @@ from rlightning.checkpoint import (
     load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
+    save_offender,
 )
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.evaluation import evaluate_episodes, summarise
@@ -120,7 +121,8 @@ class TrainingEngine(BaseEngine):
         except StopRequested:
             _log.warning("stopped after %d of %d epochs", self.epoch, total)
             self.save("epoch_last")
-        except NonFiniteError:
+        except NonFiniteError as error:
+            self._save_offender(error)
             raise
         except BaseException:
             self._save_after_an_error()
@@ -137,6 +139,14 @@ class TrainingEngine(BaseEngine):
             self.save("epoch_last")
         except Exception:  # noqa: BLE001  # a dead environment may break this too; the first error is the news
             _log.exception("after an error, epoch_last could not be saved")
+
+    def _save_offender(self, error: NonFiniteError) -> None:
+        """Save what an environment returned, and the batch of observations that was acted on."""
+        if error.dump is not None or error.value is None:
+            return
+        batch = {env_id: env_ret.observation for env_id, env_ret in self._env_rets}
+        path = self.run_context.run_dir / "nonfinite" / f"step_{self.env_steps}.pt"
+        error.dump = save_offender(path, name=error.tensor, tensor=error.value, batch=batch)
 
     def _end_epoch(self, index: int) -> None:
         """Count epoch `index` as done; save and evaluate where it is time to."""

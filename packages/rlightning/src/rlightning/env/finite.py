@@ -34,9 +34,11 @@ def check_finite(env_ret: EnvRet, *, num_envs: int, step: int) -> None:
         if bad is not None:
             where, array = bad
             row = _first_bad_row(array) if num_envs > 1 else 0
-            raise NonFiniteError(
+            error = NonFiniteError(
                 where, source=f"environment {env_ret.env_id} row {row}", step=step, where="rollout"
             )
+            error.value = array
+            raise error
 
 
 def _first_bad(name: str, value: Any) -> tuple[str, Any] | None:

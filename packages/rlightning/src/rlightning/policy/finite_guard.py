@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlightning.checkpoint import save_offender
 from rlightning.errors import NonFiniteError
 from rlightning.policy.state import find_optimizers
 
@@ -81,15 +82,10 @@ class FiniteGuard:
             where += f", first at index {int(rows[0])}"
         error = NonFiniteError(name, source=self._source, step=self._updates, where=where)
         if self.dump_dir is not None:
-            self.dump_dir.mkdir(parents=True, exist_ok=True)
             path = self.dump_dir / f"update_{self._updates}.pt"
-            content = {
-                "name": name,
-                "tensor": tensor.detach().clone(),
-                "batch": _plain(self._batch),
-            }
-            torch.save(content, path)
-            error.dump = str(path)
+            error.dump = save_offender(
+                path, name=name, tensor=tensor.detach().clone(), batch=_plain(self._batch)
+            )
         raise error
 
 
