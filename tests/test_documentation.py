@@ -129,6 +129,8 @@ def run_block(block, namespace, folder, name):
         if block.directive == "file":  # a module: imported under its own name, as later blocks do
             stem = pathlib.Path(block.argument).stem
             sys.modules.pop(stem, None)
+            importlib.invalidate_caches()
+            importlib.invalidate_caches()
             namespace.update(vars(importlib.import_module(stem)), __name__="page")
         elif block.directive != "skip":
             exec(code, namespace)
@@ -145,6 +147,7 @@ def run_block(block, namespace, folder, name):
         raise PageError(f"nothing is known about blocks of {block.language!r}")
 
 
+@pytest.mark.timeout(400)  # a tutorial is several commands, each of which imports torch
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -201,7 +204,8 @@ def test_an_open_block_is_an_error():
         blocks_of("text\n```python\n")
 
 
-def test_a_block_knows_the_comment_above_it_and_can_become_a_file(tmp_path):
+def test_a_block_knows_the_comment_above_it_and_can_become_a_file(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
     text = "<!-- file: mine.py -->\n```python\nx = 1\n```\n\n```bash\npython mine.py\n```\n"
     first, second = blocks_of(text)
     assert (first.directive, first.argument, second.directive) == ("file", "mine.py", "")
