@@ -191,6 +191,37 @@ def test_a_refused_message_changes_nothing():
     session.feedback(report([0]))
 
 
+def test_integer_states_are_sent_as_floats():
+    counts = Observation(images={}, states={"s": np.array([[3]])}, text=np.array(["go"]))
+    session = opened()
+    sent = acted(session, [0], counts)
+    assert sent["data"]["states"]["s"].dtype == np.float64
+    sent = decode(session.feedback(report([0], counts)))
+    assert sent["data"]["obs"]["states"]["s"].tolist() == [[3.0]]
+
+
+def test_actions_of_a_known_form_are_still_checked():
+    session = opened()
+    for _ in range(3):
+        acted(session, [0, 1])
+        session.feedback(report([0, 1]))
+    session.infer(ask([0, 1]))
+    with pytest.raises(MalformedMessageError, match="twice"):
+        session.receive(answer([1, 1]))
+    with pytest.raises(OutOfTurnError, match="asked for"):
+        session.receive(answer([1, 0]))
+    session.receive(answer([0, 1]))
+    with pytest.raises(OutOfTurnError, match="while the client is acting"):
+        session.receive(answer([0, 1]))
+
+
+def test_an_action_of_many_values_is_read_the_long_way():
+    session = opened()
+    session.infer(ask([0]))
+    wire = decode(answer([0]))
+    assert isinstance(session.receive(encode({**wire, "more": list(range(300))})), Action)
+
+
 def test_steps_are_left_out_where_the_server_does_not_read_them():
     session = opened(features=())
     acted(session, [0])

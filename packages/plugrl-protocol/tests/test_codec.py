@@ -399,7 +399,7 @@ def test_many_structures_do_not_grow_the_decoder():
 def test_many_structures_do_not_grow_the_encoder():
     encoder = Encoder()
     for size in range(1100):
-        encoder.encode({f"key{size}": np.zeros(size, "|u1")})
+        assert encoder.encode({f"key{size}": np.zeros(size, "|u1")})
     assert len(encoder._around) <= 1024
     assert len(encoder._keys) <= 1024
 

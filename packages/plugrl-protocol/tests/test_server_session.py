@@ -177,6 +177,32 @@ def test_what_is_no_message_is_malformed(frame):
     assert caught.value.close == CLOSE_RESYNC
 
 
+def test_a_message_of_many_values_is_read_the_long_way_each_time():
+    many = list(range(300))
+    session = opened()
+    for _ in range(2):
+        wire = decode(ask(many))
+        wire["data"]["text"] = [f"task {i}" for i in many]
+        request = session.receive(encode(wire))
+        assert request.observation.text[-1] == "task 299"
+        session.answer(np.zeros((1, 300)), 0.0)
+        session.receive(report(many))
+
+
+def test_values_of_a_known_form_are_still_checked():
+    session = opened()
+    for _ in range(3):
+        answered(session, [0, 1])
+        session.receive(report([0, 1]))
+    with pytest.raises(MalformedMessageError, match="twice"):
+        session.receive(ask([1, 1]))
+    answered(session, [1, 0])
+    with pytest.raises(OutOfTurnError):
+        session.receive(ask([0, 1]))
+    with pytest.raises(OutOfTurnError, match="env 2"):
+        session.receive(report([2, 0]))
+
+
 def test_an_answer_must_fit_its_infer():
     session = opened()
     with pytest.raises(MisuseError, match="waiting for an infer"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from plugrl_protocol.messages import (
     parse_infer,
     parse_metadata,
 )
+from plugrl_protocol.shortcuts import arrays_of, shorten
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,7 +77,7 @@ class ClientSession:
         self._encoder = Encoder(CLIENT_LIMITS)
         self._decoder = Decoder(CLIENT_LIMITS)
         self._wants_reuse = reuse
-        self._asked: npt.NDArray[np.int64] | None = None
+        self._asked: list[int] = []
         self._holding: set[int] = set()
         # Per env: the feedback row that the server would reuse. Done rows leave none.
         self._remembered: dict[int, tuple[Observation, int]] = {}
@@ -112,24 +113,38 @@ class ClientSession:
         if isinstance(frame, str):
             raise MalformedMessageError(f"the server sent text: {frame[:60]!r}")
         try:
-            message = self._decoder.decode(frame)
+            template = self._decoder.match(frame)
+            if template is not None and template.memo is not None:
+                return self._take_action(template.memo(template.arrays(frame)))
+            tree = self._decoder.decode(frame)
         except CodecError as error:
             raise MalformedMessageError(f"the server sent an undecodable frame: {error}") from error
-        kind = message_type(message)
+        kind = message_type(tree)
+        self._check_turn(kind)
+        if kind == "metadata":
+            self.metadata = parse_metadata(tree)
+            self.state = ClientState.READY
+            return self.metadata
+        action = parse_action(tree)
+        template = self._decoder.match(frame)
+        if template is not None:
+            template.memo = shorten(action, arrays_of(tree))
+        return self._take_action(action)
+
+    def _check_turn(self, kind: str) -> ClientState:
         target = TRANSITIONS.get((self.state, kind))
         if target is None or kind in _SENT:
             raise OutOfTurnError(f"the server sent {kind[:20]!r} while the client is {self._where}")
-        if kind == "metadata":
-            self.metadata = parse_metadata(message)
-            self.state = target
-            return self.metadata
-        action = parse_action(message)
-        if self._asked is None or not np.array_equal(action.env_ids, self._asked):
+        return target
+
+    def _take_action(self, action: Action) -> Action:
+        target = self._check_turn("action")
+        indices = action.env_ids.tolist()
+        if indices != self._asked:
             raise OutOfTurnError(
-                f"the action is for envs {action.env_ids.tolist()[:8]}, the infer asked for "
-                f"{[] if self._asked is None else self._asked.tolist()[:8]}"
+                f"the action is for envs {indices[:8]}, the infer asked for {self._asked[:8]}"
             )
-        self._holding.update(action.env_ids.tolist())
+        self._holding.update(indices)
         self.state = target
         return action
 
@@ -159,16 +174,19 @@ class ClientSession:
         target = self._may_send("infer")
         if request.reuse is not None:
             raise MisuseError("leave reuse=None: the session decides what to leave out")
-        request = parse_infer(request.to_wire())
+        message = request.to_wire()
+        request = parse_infer(message)
         indices = request.env_indices.tolist()
         owing = sorted(self._holding.intersection(indices))
         if owing:
             raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
         sent = self._leave_out(request, indices) if self.reuses else request
-        frame = self._encoder.encode(sent.to_wire())
+        if sent is not request or _was_converted(message["data"], request.observation):
+            message = sent.to_wire()
+        frame = self._encoder.encode(message)
         for index in indices:
             self._remembered.pop(index, None)
-        self._asked = request.env_indices
+        self._asked = indices
         self.state = target
         return frame
 
@@ -206,12 +224,15 @@ class ClientSession:
         target = self._may_send("feedback")
         if not self.sends_steps and report.steps is not None:
             report = replace(report, steps=None)
-        report = parse_feedback(report.to_wire())
+        message = report.to_wire()
+        report = parse_feedback(message)
         indices = report.env_indices.tolist()
         idle = [index for index in indices if index not in self._holding]
         if idle:
             raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
-        frame = self._encoder.encode(report.to_wire())
+        if _was_converted(message["data"]["obs"], report.observation):
+            message = report.to_wire()
+        frame = self._encoder.encode(message)
         self._holding.difference_update(indices)
         if self.reuses:
             self._remember(report, indices)
@@ -226,6 +247,12 @@ class ClientSession:
                 self._remembered.pop(index, None)
             else:
                 self._remembered[index] = (kept, row)
+
+
+def _was_converted(sent: dict[str, Any], checked: Observation) -> bool:
+    """Tell whether parsing made other states of what the caller gave: integers become floats."""
+    states = sent["states"]
+    return any(states[name] is not array for name, array in checked.states.items())
 
 
 def _take(observation: Observation, rows: list[int]) -> Observation:

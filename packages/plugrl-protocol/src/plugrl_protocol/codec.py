@@ -465,17 +465,21 @@ def _build_scalar(value: Any, name: Any) -> np.generic:
     return scalar
 
 
-class _Template:
+class Template:
     """The unchanging bytes of a frame, and the arrays between them.
 
     Frames of one connection look alike: only the data of their arrays differs. A frame whose other
     bytes equal those of a frame that passed every check needs no second reading.
+
+    Attributes:
+        memo: for whoever decodes: what is known of all frames of this form; None at first.
     """
 
-    __slots__ = ("_arrays", "_fixed", "_tree")
+    __slots__ = ("_fixed", "_slots", "_tree", "memo")
 
     def __init__(self, frame: bytes, slots: list[_Slot], tree: Any) -> None:
-        self._arrays = slots
+        self._slots = slots
+        self.memo: Any = None
         starts = [0, *(slot.end for slot in slots)]
         ends = [*(slot.start for slot in slots), len(frame)]
         self._fixed = [(frame[a:b], a) for a, b in zip(starts, ends, strict=True)]
@@ -484,11 +488,18 @@ class _Template:
     def matches(self, frame: bytes) -> bool:
         """Tell whether a frame of the same length has the same unchanging bytes."""
         starts_with = frame.startswith
-        return all(starts_with(part, start) for part, start in self._fixed)
+        for part, start in self._fixed:  # noqa: SIM110  # all() costs twice as much
+            if not starts_with(part, start):
+                return False
+        return True
 
-    def read(self, frame: bytes) -> Any:
-        """Build the tree of a matching frame."""
-        return _fill(self._tree, iter([slot.view(frame) for slot in self._arrays]))
+    def arrays(self, frame: bytes) -> list[Array]:
+        """Lay the views on a matching frame."""
+        return [slot.view(frame) for slot in self._slots]
+
+    def tree(self, arrays: list[Array]) -> Any:
+        """Build the tree around the arrays of a matching frame."""
+        return _fill(self._tree, iter(arrays))
 
 
 def _fill(tree: Any, arrays: Iterator[Array]) -> Any:
@@ -521,7 +532,7 @@ class Decoder:
 
     def __init__(self, limits: Limits = SERVER_LIMITS) -> None:
         self._limits = limits
-        self._templates: dict[int, _Template] = {}
+        self._templates: dict[int, Template] = {}
 
     def decode(self, frame: bytes | bytearray | memoryview) -> Any:
         """Decode one frame.
@@ -539,9 +550,9 @@ class Decoder:
         """
         if not isinstance(frame, bytes):
             frame = bytes(frame)
-        template = self._templates.get(len(frame))
-        if template is not None and template.matches(frame):
-            return template.read(frame)
+        template = self.match(frame)
+        if template is not None:
+            return template.tree(template.arrays(frame))
         reader = _Reader(frame, self._limits.max_nodes)
         try:
             value = reader.value(self._limits.max_depth)
@@ -552,8 +563,13 @@ class Decoder:
         if self._limits.max_nodes - reader.nodes_left <= self._MAX_TEMPLATE_NODES:
             if len(self._templates) >= self._MAX_TEMPLATES:
                 del self._templates[next(iter(self._templates))]
-            self._templates[len(frame)] = _Template(frame, reader.slots, _pattern(value))
+            self._templates[len(frame)] = Template(frame, reader.slots, _pattern(value))
         return value
+
+    def match(self, frame: bytes) -> Template | None:
+        """Find the template that a frame fits, if one like it was decoded before."""
+        template = self._templates.get(len(frame))
+        return template if template is not None and template.matches(frame) else None
 
 
 def decode(frame: bytes | bytearray | memoryview, limits: Limits = SERVER_LIMITS) -> Any:

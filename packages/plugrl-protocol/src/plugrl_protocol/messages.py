@@ -8,6 +8,7 @@ the module knows nothing of turns, time or sockets.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -261,20 +262,43 @@ def _vector(value: Any, dtype: type[np.generic], length: int | None, where: str)
     return value
 
 
-def _env_indices(value: Any, where: str) -> npt.NDArray[np.int64]:
-    indices = _vector(value, np.int64, None, where)
+def check_env_indices(indices: Array, where: str) -> None:
+    """Refuse negative, huge or repeated env indices in an ``<i8 [n]``."""
     listed = indices.tolist()
     if min(listed) < 0 or max(listed) > MAX_ENV_INDEX:
         raise MalformedMessageError(f"{where} holds a negative or huge index")
-    if len(set(listed)) != len(listed):
+    if len(listed) > 1 and len(set(listed)) != len(listed):
         raise MalformedMessageError(f"{where} names an env twice")
+
+
+def check_step_ids(step_ids: Array, where: str) -> None:
+    """Refuse negative step ids in an ``<i8 [n]``."""
+    if min(step_ids.tolist()) < 0:
+        raise MalformedMessageError(f"{where} holds a negative step id")
+
+
+def check_steps(steps: Array) -> None:
+    """Refuse chunks of no step in an ``<i8 [m]``."""
+    if min(steps.tolist()) < 1:
+        raise MalformedMessageError("feedback.steps holds a number below 1")
+
+
+def check_rewards(rewards: Array) -> None:
+    """Refuse a reward that is NaN or infinite in a floating ``[m]``."""
+    # A sum is finite only if no term is NaN or infinite; the other way round it may overflow.
+    if not isfinite(sum(rewards.tolist())) and not np.isfinite(rewards).all():
+        raise MalformedMessageError("feedback.data.rewards holds a NaN or an infinity")
+
+
+def _env_indices(value: Any, where: str) -> npt.NDArray[np.int64]:
+    indices = _vector(value, np.int64, None, where)
+    check_env_indices(indices, where)
     return indices
 
 
 def _step_ids(value: Any, length: int, where: str) -> npt.NDArray[np.int64]:
     step_ids = _vector(value, np.int64, length, where)
-    if min(step_ids.tolist()) < 0:
-        raise MalformedMessageError(f"{where} holds a negative step id")
+    check_step_ids(step_ids, where)
     return step_ids
 
 
@@ -400,8 +424,7 @@ def parse_feedback(message: dict[str, Any]) -> Feedback:
     steps = None
     if "steps" in message:
         steps = _vector(message["steps"], np.int64, m, "feedback.steps")
-        if min(steps.tolist()) < 1:
-            raise MalformedMessageError("feedback.steps holds a number below 1")
+        check_steps(steps)
     return Feedback(
         env_indices=env_indices,
         step_ids=_step_ids(_field(message, "step_ids", "feedback"), m, "feedback.step_ids"),
@@ -424,8 +447,7 @@ def _rewards(value: Any, length: int) -> Array:
         raise MalformedMessageError(
             f"feedback.data.rewards is {_describe(value)}, expected floating [{length}]"
         )
-    if not np.isfinite(value).all():
-        raise MalformedMessageError("feedback.data.rewards holds a NaN or an infinity")
+    check_rewards(value)
     return value
 
 

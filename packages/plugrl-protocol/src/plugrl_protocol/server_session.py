@@ -38,6 +38,7 @@ from plugrl_protocol.messages import (
     parse_feedback,
     parse_infer,
 )
+from plugrl_protocol.shortcuts import arrays_of, shorten
 
 if TYPE_CHECKING:
     from plugrl_protocol.codec import Array
@@ -162,9 +163,10 @@ class ServerSession:
         if self.state is not ServerState.INFERRING or self._asked is None:
             raise MisuseError(f"cannot answer: the connection is {self.state.value}")
         reply = Action(env_ids=self._asked.env_indices, action=np.asarray(action))
+        message = reply.to_wire()
         try:
-            parse_action(reply.to_wire())
-            frame = self._encoder.encode(reply.to_wire())
+            parse_action(message)
+            frame = self._encoder.encode(message)
         except (MalformedMessageError, CodecError) as error:
             raise MisuseError(f"this action cannot be sent: {error}") from error
         horizon = reply.action.shape[0]
@@ -198,16 +200,34 @@ class ServerSession:
         """
         if isinstance(frame, str):
             raise MalformedMessageError("a text frame; messages are binary frames of msgpack")
+        message = self._read(frame)
+        if isinstance(message, Infer):
+            self._check_turn("infer")
+            return self._receive_infer(message)
+        self._check_turn("feedback")
+        return self._receive_feedback(message)
+
+    def _read(self, frame: bytes) -> Infer | Feedback:
+        """Decode and parse, by the shortcut if a frame of this form has passed before."""
+        template = self._decoder.match(frame)
         try:
-            message = self._decoder.decode(frame)
+            if template is not None and template.memo is not None:
+                short: Infer | Feedback = template.memo(template.arrays(frame))
+                return short
+            tree = self._decoder.decode(frame)
         except CodecError as error:
             raise MalformedMessageError(str(error)) from error
-        kind = message_type(message)
+        kind = message_type(tree)
+        self._check_turn(kind)
+        message = parse_infer(tree) if kind == "infer" else parse_feedback(tree)
+        template = self._decoder.match(frame)
+        if template is not None:
+            template.memo = shorten(message, arrays_of(tree))
+        return message
+
+    def _check_turn(self, kind: str) -> None:
         if (self.state, kind) not in TRANSITIONS or kind in _SENT:
             raise OutOfTurnError(f"{kind[:20]!r} arrived while the server is {self.state.value}")
-        if kind == "infer":
-            return self._receive_infer(parse_infer(message))
-        return self._receive_feedback(parse_feedback(message))
 
     def _receive_infer(self, request: Infer) -> Infer:
         indices = request.env_indices.tolist()
