@@ -404,6 +404,13 @@ def test_many_structures_do_not_grow_the_encoder():
     assert len(encoder._keys) <= 1024
 
 
+def test_an_encoder_forgets_nothing_between_messages_but_its_data():
+    encoder = Encoder()
+    for value in (1, 2):
+        message = {"a": np.full((2, 3), value, "<f4"), "b": {"a": np.full(2, value, "<i8")}}
+        assert encoder.encode(message) == twin_encode(message)
+
+
 def test_an_array_beyond_msgpack_is_refused():
     huge = np.broadcast_to(np.zeros(1, np.uint8), (2**32,))
     with pytest.raises(CodecError, match="4 GiB"):
