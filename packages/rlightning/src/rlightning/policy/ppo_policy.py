@@ -33,7 +33,6 @@ from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from rlightning.types import EnvMeta
 
@@ -60,7 +59,6 @@ class PPOPolicy(BasePolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critic and normalisers for the spaces of `env_meta`."""
-        del args, kwargs  # nothing here depends on a model backend
         model_cfg = self.config.model_cfg
         network = PPOModelConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         space = env_meta.observation_space
@@ -117,7 +115,6 @@ class PPOPolicy(BasePolicy):
         in units of reward. `final_value` is the value of a truncated episode's last observation,
         zero in all other rows.
         """
-        del kwargs
         distribution, value = self._network.act(self._normalized(env_ret.observation))
         if self.deterministic:
             action = distribution.mode()
@@ -174,18 +171,17 @@ class PPOPolicy(BasePolicy):
             Metrics by name, floats. Losses, KL and clip fraction are means over the last pass: they
             tell how far the update went.
         """
-        del args, kwargs
         data = self.dataset
         self._anneal()
         if self.return_scale is not None:
             moments = pooled_over_ranks([batch_moments(data["return"])], self.process_group)
             self.return_scale.merge(moments[0])
         rows = self._prepare(data)
-        step: Callable[[Minibatch], StepOutputs] = self._autograd_step
-        borrowed: AbstractContextManager[None] = contextlib.nullcontext()
-        if self._fused is not None:
-            step, borrowed = self._fused.step, self._fused.borrowed()
-        with borrowed:
+        with contextlib.ExitStack() as update:
+            step: Callable[[Minibatch], StepOutputs] = self._autograd_step
+            if self._fused is not None:
+                step = self._fused.step
+                update.enter_context(self._fused.borrowed())
             for _ in range(self.hyper.ppo_epochs):
                 shuffled, outputs, within_target = self._one_pass(rows, step)
                 if not within_target:
@@ -218,16 +214,16 @@ class PPOPolicy(BasePolicy):
     def _standardized(self, advantage: Tensor) -> Tensor:
         return losses.standardize(advantage) if self.hyper.normalize_advantage else advantage
 
+    @torch.no_grad()
     def _prepare(self, data: dict[str, Any]) -> Minibatch:
         """Return the dataset as the columns a gradient step reads, each computed once."""
-        with torch.no_grad():
-            features, action = self._normalized(data["observation"]), data["action"]
-            if self._fused is not None:
-                features, action = self.actor_critic.plain_inputs(features, action)
-            returns, value = data["return"], data["value"]
-            if self.return_scale is not None:
-                returns, value = self.return_scale.scale(returns), self.return_scale.scale(value)
-            return Minibatch(features, action, data["log_prob"], data["advantage"], returns, value)
+        features, action = self._normalized(data["observation"]), data["action"]
+        if self._fused is not None:
+            features, action = self.actor_critic.plain_inputs(features, action)
+        returns, value = data["return"], data["value"]
+        if self.return_scale is not None:
+            returns, value = self.return_scale.scale(returns), self.return_scale.scale(value)
+        return Minibatch(features, action, data["log_prob"], data["advantage"], returns, value)
 
     def _autograd_step(self, minibatch: Minibatch) -> StepOutputs:
         """Take one gradient step through any network."""
@@ -269,8 +265,7 @@ class PPOPolicy(BasePolicy):
     def _anneal(self) -> None:
         if self.hyper.anneal_lr:
             left = 1.0 - self.n_updates / self.config.train_config.max_epochs
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.learning_rate * max(0.0, left)
+            self.optimizer.param_groups[0]["lr"] = self.learning_rate * max(0.0, left)
 
     def _metrics(
         self, data: dict[str, Any], rows: Minibatch, outputs: list[StepOutputs]
