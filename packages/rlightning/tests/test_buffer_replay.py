@@ -624,19 +624,22 @@ def test_a_run_resumed_at_a_rollouts_end_samples_like_one_that_went_on():
             walk.step()
             walk.add(truncated=step == 4)
 
-    one, two = make(n_step=3, save_contents=True), make(n_step=3, seed=9)
+    one = make(n_step=3, save_contents=True)
+    two = make(n_step=3, seed=9, metas=[EnvMeta("other-0", None, BOX, 1)])  # ids differ by run
     walk = Walk(one, ends=0.2)
     rollout(walk)
     two.load_state_dict(one.state_dict(), continue_episodes=True)
-    for buffer in (one, two):  # each adds the rollout's last row again, as its next one's first
-        walk.buffer = buffer
+
+    def add_to_both():
         walk.add()
+        walk.buffer, walk.env_id, walk.ret.env_id = two, "other-0", "other-0"
+        walk.add()
+        walk.buffer, walk.env_id, walk.ret.env_id = one, "e-0", "e-0"
+
+    add_to_both()  # the rollout's last row again, as the next one's first
     assert found(one.get_all()) == found(two.get_all())
-    walk.buffer = one
     walk.step()
-    walk.add()
-    walk.buffer = two
-    walk.add()
+    add_to_both()
     assert found(two.get_all()) == expected(walk.truth)
     for _ in range(5):
         pair = [buffer.sample(batch_size=6)[0] for buffer in (one, two)]
@@ -653,6 +656,14 @@ def test_without_contents_counters_are_kept_and_the_empty_buffer_warns(caplog):
     assert "no transitions" in caplog.text
     assert two.limiter.state_dict() == {"inserts": 10, "samples": 2}
     assert not two.can_sample(1)
+
+
+def test_contents_of_another_number_of_workers_are_refused():
+    pair = [EnvMeta("a", None, BOX, 1), EnvMeta("b", None, BOX, 1)]
+    one, two = make(num_envs=2), make(metas=pair)
+    Walk(one, num_envs=2).run(5)
+    with pytest.raises(ValueError, match="1 environment workers and this one 2"):
+        two.load_state_dict(one.state_dict(include_data=True))
 
 
 def test_contents_of_another_capacity_are_refused():

@@ -400,9 +400,8 @@ class ReplayBuffer(DataBuffer):
             state["refused"] = self.refused
             if "contents" in state and not self._by_segment:
                 state["contents"] = self._ring.state_dict()
-                state["waiting"] = {
-                    env_id: stream.state_dict() for env_id, stream in self._streams.items()
-                }
+                # By position: environment ids are new in every run.
+                state["waiting"] = [stream.state_dict() for stream in self._streams.values()]
                 if self._priorities is not None:
                     state["priorities"] = self._priorities.state_dict(self._ring.slots)
             return state
@@ -437,11 +436,16 @@ class ReplayBuffer(DataBuffer):
                 return
             if self._by_segment:
                 return
+            if len(state["waiting"]) != len(self._streams):
+                raise ContractError(
+                    f"the saved buffer has {len(state['waiting'])} environment workers and this "
+                    f"one {len(self._streams)}; resume with as many, or without the contents"
+                )
             self._ring.load_state_dict(contents)
-            for env_id, stream in self._streams.items():
+            for stream, waiting in zip(self._streams.values(), state["waiting"], strict=True):
                 stream.reset()
-                if continue_episodes and env_id in state["waiting"]:
-                    stream.load_state_dict(state["waiting"][env_id])
+                if continue_episodes:
+                    stream.load_state_dict(waiting)
             if self._priorities is not None and "priorities" in state:
                 self._priorities.load_state_dict(state["priorities"])
 
