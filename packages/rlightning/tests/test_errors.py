@@ -51,12 +51,13 @@ def test_duplicate_name_shows_its_message_without_quotes():
 def test_non_finite_error_says_what_where_and_what_happened():
     error = errors.NonFiniteError("reward", source="env-0", step=7, where="1 of 4 numbers")
     assert str(error) == (
-        "reward of env-0 is not finite at step 7 (1 of 4 numbers). Nothing was learned from it."
+        "reward of env-0 is not finite at step 7 (1 of 4 numbers). "
+        "The run stopped before it could reach the parameters."
     )
     error.dump = "/x/update_7.pt"
     assert str(error).endswith("The tensor and its batch were saved to /x/update_7.pt.")
     assert str(errors.NonFiniteError("loss", source="P")) == (
-        "loss of P is not finite. Nothing was learned from it."
+        "loss of P is not finite. The run stopped before it could reach the parameters."
     )
 
 

@@ -113,7 +113,7 @@ class NonFiniteError(RLightningError, ValueError):
             text += f" at step {self.step}"
         if self.where:
             text += f" ({self.where})"
-        text += ". Nothing was learned from it."
+        text += ". The run stopped before it could reach the parameters."
         if self.dump:
             text += f" The tensor and its batch were saved to {self.dump}."
         return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -264,6 +264,8 @@ class PlacementConfig(StrictConfig):
 
 class ClusterConfig(StrictConfig):
     """The section that moves a run to a Ray cluster; without it everything is local."""
+
+    PlacementConfig: ClassVar[type[PlacementConfig]] = PlacementConfig
 
     ray_address: str = "auto"
     """The cluster to join."""

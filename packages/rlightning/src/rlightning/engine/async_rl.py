@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ class AsyncRLEngine(TrainingEngine):
     ) -> None:
         self._lock = FairLock()
         self._halt = threading.Event()
+        self._rollout_thread: WorkerThread | None = None
         self._learner = threading.current_thread()
         self._changed = threading.Condition()
         self._discarded = 0
@@ -84,12 +85,10 @@ class AsyncRLEngine(TrainingEngine):
         return responses
 
     def _run_epochs(self) -> None:
-        rollout = WorkerThread(self._rollout_loop, name="rollout", on_end=self._notify)
-        with rollout:
+        with WorkerThread(self._rollout_loop, name="rollout", on_end=self._notify) as rollout:
+            self._rollout_thread = rollout
             for epoch in self.iter_epochs(self.config.train.max_epochs):
-                self._wait_for(lambda: self.buffer.can_sample(self.batch_size), rollout)
                 self._update_dataset()
-                self._notify()
                 self._train()
                 self._sync_weights()
                 self._end_epoch(epoch)
@@ -135,9 +134,19 @@ class AsyncRLEngine(TrainingEngine):
             self.policy_group.send_weights()
 
     def update_dataset(self) -> None:
-        """Sample the buffer for the learner, without rows that are too old."""
-        with self._exclusive():
-            batches = self.buffer.sample(batch_size=self.batch_size)
+        """Wait for a batch and hand it to the learner, without rows that are too old."""
+        while True:
+            self._wait_for(lambda: self.buffer.can_sample(self.batch_size), self._rollout_thread)
+            with self._exclusive():
+                batches = self.buffer.sample(batch_size=self.batch_size)
+            self._notify()
+            batches = self._fresh(batches)
+            if all(len(batch) for batch in batches):
+                break
+        self.policy_group.update_dataset(batches)
+
+    def _fresh(self, batches: list[Any]) -> list[Any]:
+        """Return the batches without rows older than ``max_staleness``; record their age."""
         version = self.policy_group.version
         staleness = [version - batch["weights_version"].double() for batch in batches]
         limit = self.config.train.get("max_staleness")
@@ -152,7 +161,7 @@ class AsyncRLEngine(TrainingEngine):
             "discarded_rows": float(self._discarded),
         }
         self.log(metrics, "weights")
-        self.policy_group.update_dataset(batches)
+        return batches
 
 
 class _Halted(Exception):  # noqa: N818  # ends the rollout thread, never seen outside

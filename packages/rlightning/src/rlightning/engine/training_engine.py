@@ -108,9 +108,10 @@ class TrainingEngine(BaseEngine):
     def run(self) -> None:
         """Train to ``train.max_epochs``, evaluate, and save ``epoch_last``.
 
-        A stop request ends the loop early, with a checkpoint. So does an error, before it goes on
-        to the caller, unless it says that numbers are not finite: then the last checkpoint stays
-        the newest.
+        A stop request ends the loop early, with the checkpoint ``epoch_last``. An error ends it
+        with one called ``crashed``, which may be from the middle of an update, before it goes on to
+        the caller; unless it says that numbers are not finite: then the last checkpoint stays the
+        newest.
         """
         total = self.config.train.max_epochs
         try:
@@ -136,9 +137,9 @@ class TrainingEngine(BaseEngine):
 
     def _save_after_an_error(self) -> None:
         try:
-            self.save("epoch_last")
+            self.save("crashed")
         except Exception:  # noqa: BLE001  # a dead environment may break this too; the first error is the news
-            _log.exception("after an error, epoch_last could not be saved")
+            _log.exception("after an error, the state could not be saved")
 
     def _save_offender(self, error: NonFiniteError) -> None:
         """Save what an environment returned, and the batch of observations that was acted on."""

@@ -48,7 +48,8 @@ class Registry:
         """The classes registered or loaded so far, by name."""
 
     def __contains__(self, key: str) -> bool:
-        return key in self.module_dict or key in self._builtins or key in self._entry_points()
+        """Return whether `get` knows the name, without importing anything."""
+        return ":" in key or key in self.names()
 
     def names(self) -> list[str]:
         """Return every name that `get` accepts, sorted, without importing anything."""
