@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -251,21 +251,18 @@ class ResourcePoolConfig(ExtensibleConfig):
     """Which nodes, where it matters."""
 
 
-class PlacementConfig(StrictConfig):
-    """How workers are placed on a cluster."""
-
-    mode: Literal["auto", "manual"] = "auto"
-    """Plan automatically, or as `resource_pool` says."""
-    strategy: Literal["default", "disaggregate", "colocate"] = "default"
-    """Leave it to Ray, split train from rollout, or put them together."""
-    env_strategy: Literal["default", "device-colocate"] = "default"
-    """Whether environments share the GPUs of eval workers."""
-
-
 class ClusterConfig(StrictConfig):
     """The section that moves a run to a Ray cluster; without it everything is local."""
 
-    PlacementConfig: ClassVar[type[PlacementConfig]] = PlacementConfig
+    class PlacementConfig(StrictConfig):
+        """How workers are placed on a cluster."""
+
+        mode: Literal["auto", "manual"] = "auto"
+        """Plan automatically, or as `resource_pool` says."""
+        strategy: Literal["default", "disaggregate", "colocate"] = "default"
+        """Leave it to Ray, split train from rollout, or put them together."""
+        env_strategy: Literal["default", "device-colocate"] = "default"
+        """Whether environments share the GPUs of eval workers."""
 
     ray_address: str = "auto"
     """The cluster to join."""
@@ -297,6 +294,9 @@ class ClusterConfig(StrictConfig):
     """Where workers go."""
     resource_pool: list[ResourcePoolConfig] | None = None
     """The pools of manual placement."""
+
+
+PlacementConfig = ClusterConfig.PlacementConfig
 
 
 class MainConfig(StrictConfig):
