@@ -79,8 +79,8 @@ SERVER_BUGS = {
     "deep-tree": "depth-bomb",
     "action-batch-major": "action-shape",
     "env-ids-reordered": "env-ids",
-    "action-by-position": "routing-actions",
-    "feedback-by-position": "routing-feedback",
+    "action-by-position": "routing",
+    "feedback-by-position": "routing",
     "feedback-set-must-match": "feedback-subset",
     "feedback-answered": "feedback-unanswered",
     "two-infers": "two-infers",
@@ -109,11 +109,6 @@ SERVER_BUGS = {
 }
 
 
-def tier(table, fast):
-    """Mark all but a few cases as slow."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in table]
-
-
 def bugs_of(program):
     done = subprocess.run(
         [sys.executable, REFERENCE / program, "--list-bugs"],
@@ -136,18 +131,20 @@ def judge_client(command, scenario, timeout_s=8.0):
 
 def reference_client(*arguments):
     program = REFERENCE / "ref_client.py"
-    fixed = "--port {port} --episodes 400 --num-envs 4 --api-key sesame"
+    fixed = "--port {port} --reconnect-limit 1000 --episodes 400 --num-envs 4 --api-key sesame"
     return " ".join([sys.executable, str(program), fixed, *arguments])
 
 
-@pytest.mark.parametrize("bug", tier(CLIENT_BUGS, {"last-reward-only", "late-feedback"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", CLIENT_BUGS)
 def test_each_bug_of_a_client_is_named(bug):
     scenario, clause = CLIENT_BUGS[bug]
     report = judge_client(reference_client("--bug", bug), scenario)
     assert clause in report.failures, "\n".join(report.lines())
 
 
-@pytest.mark.parametrize("scenario", tier(SCENARIOS, {"basic"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_reference_client_passes(scenario):
     report = judge_client(reference_client(), scenario)
     assert report.exit_code == 0, "\n".join(report.lines())
@@ -192,7 +189,8 @@ def test_the_reference_server_passes():
     assert report.exit_code == 0, "\n".join(report.lines())
 
 
-@pytest.mark.parametrize("bug", tier(SERVER_BUGS, {"object-dtype", "garbage-kills-server"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SERVER_BUGS)
 def test_each_bug_of_a_server_is_named(bug):
     clause = SERVER_BUGS[bug]
     more = {"ping-blocked": ["--infer-seconds", "1.5"], "stop-reason": ["--rounds", "30"]}

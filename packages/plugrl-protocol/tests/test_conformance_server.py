@@ -59,7 +59,7 @@ def test_our_endpoint_passes_every_clause(library):
 def test_a_server_without_features_passes_and_skips_them(library):
     with endpoint(library, features=()) as server:
         setup = Setup(target=Target(url=server.url, api_key="sesame", timeout_s=10.0))
-        names = ["reuse", "reuse-rows", "steps", "routing-feedback", "env-ids", "state-gone"]
+        names = ["reuse", "reuse-rows", "steps", "steps-range", "env-ids", "state-gone"]
         report = check_server(setup, names)
 
     assert report.exit_code == 0
@@ -82,7 +82,7 @@ def test_the_end_of_a_run_is_judged(library):
 @pytest.mark.parametrize(
     ("act", "clause"),
     [
-        (lambda r: echo(r)[:, ::-1], "routing-actions"),
+        (lambda r: echo(r)[:, ::-1], "routing"),
         (lambda r: np.zeros((len(r.env_indices), len(r.env_indices), 1)), "action-shape"),
         (lambda r: np.full((4, len(r.env_indices), 1), np.nan), "action-shape"),
         (lambda r: np.zeros((4, len(r.env_indices), 7)), "action-shape"),

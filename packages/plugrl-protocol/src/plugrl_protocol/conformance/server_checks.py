@@ -238,41 +238,32 @@ def _number_of_envs(setup: Setup) -> None:
             client.report(envs)
 
 
-@clause("routing-actions", 3, "an action belongs to the env at its place in env_ids")
-def _routing_actions(setup: Setup) -> None:
-    target = setup.target
-    first, second = target.observation(1, 3.0), target.observation(1, 8.0)
+@clause("routing", 3, "rows are routed by env index, never by position")
+def _routing(setup: Setup) -> None:
+    first, second = setup.target.observation(1, 3.0), setup.target.observation(1, 8.0)
     with setup.client() as client:
         need_distinct_rows(setup, client)
-        straight = client.round("routing-actions", [4, 6], data=_joined(first, second))
+        straight = client.round("routing", [4, 6], data=_joined(first, second))
         client.report([4, 6])
-        turned = client.round("routing-actions", [6, 4], data=_joined(second, first))
+        turned = client.round("routing", [6, 4], data=_joined(second, first))
         client.report([6, 4])
-        alone = client.round("routing-actions", [6], data=second)
+        alone = client.round("routing", [6], data=second)
+        features = client.features
     if not np.array_equal(straight, turned[:, ::-1]):
-        raise ViolationError("routing-actions", "asked in another order, envs swap their actions")
+        raise ViolationError("routing", "asked in another order, envs swap their actions")
     if not np.array_equal(straight[:, 1:], alone):
-        raise ViolationError("routing-actions", "asked alone, an env gets another action")
-
-
-@clause("routing-feedback", 3, "a feedback row belongs to the env it names, never to its position")
-def _routing_feedback(setup: Setup) -> None:
-    target = setup.target
-    first, second = target.observation(1, 3.0), target.observation(1, 8.0)
-    with setup.client() as client:
-        need_feature(client, FEATURE_REUSE)
-        need_distinct_rows(setup, client)
-        fresh = client.round("routing-feedback", [4, 6], data=_joined(first, second))
+        raise ViolationError("routing", "asked alone, an env gets another action")
+    if FEATURE_REUSE not in features:
+        return
     for asked, reported in (([4, 6], [6, 4]), ([4, 5, 6], [6, 4]), ([5, 6, 4], [6, 4])):
         with setup.client() as client:
-            client.round("routing-feedback", asked)
+            client.round("routing", asked)
             client.report(reported, obs=_joined(second, first))
-            reused = client.round(
-                "routing-feedback", [4, 6], data=target.observation(0), reuse=np.array([True, True])
-            )
-        if not np.array_equal(reused, fresh):
+            client.send(reusing(setup.target, [4, 6]))
+            reused = client.action("routing", [4, 6])
+        if not np.array_equal(reused, straight):
             raise ViolationError(
-                "routing-feedback",
+                "routing",
                 f"asked {asked}, reported {reported}: envs were given each other's observations",
             )
 
@@ -292,9 +283,9 @@ def _joined(*observations: dict[str, Any]) -> dict[str, Any]:
 def need_distinct_rows(setup: Setup, client: RawClient) -> None:
     """Skip unless actions show which observation they answer, and the same one each time."""
     rows = _joined(setup.target.observation(1, 3.0), setup.target.observation(1, 8.0))
-    first = client.round("routing-actions", [0, 1], data=rows)
+    first = client.round("routing", [0, 1], data=rows)
     client.report([0, 1], terminated=np.ones(2, np.bool_))
-    second = client.round("routing-actions", [0, 1], data=rows)
+    second = client.round("routing", [0, 1], data=rows)
     client.report([0, 1], terminated=np.ones(2, np.bool_))
     if not np.array_equal(first, second) or np.array_equal(first[:, 0], first[:, 1]):
         raise SkippedError("the server's actions do not show which observation they answer")
