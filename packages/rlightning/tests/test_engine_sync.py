@@ -477,7 +477,7 @@ def test_an_error_saves_what_there_is_and_goes_on_to_the_caller(tmp_path):
     with pytest.raises(OSError, match="the disk is full"):
         engine.run()
     assert epochs == [0, 1, 2]
-    assert load_checkpoint(engine.run_context.checkpoint_dir / "epoch_last").epoch == 2
+    assert load_checkpoint(engine.run_context.checkpoint_dir / "crashed").epoch == 2
 
 
 def test_a_save_that_fails_does_not_hide_the_error_before_it(tmp_path):

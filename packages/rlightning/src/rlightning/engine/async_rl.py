@@ -138,7 +138,7 @@ class AsyncRLEngine(TrainingEngine):
         while True:
             self._wait_for(lambda: self.buffer.can_sample(self.batch_size), self._rollout_thread)
             with self._exclusive():
-                batches = self.buffer.sample(batch_size=self.batch_size)
+                batches = self.buffer.sample(batch_size=self.batch_size, shuffle=self._shuffles)
             self._notify()
             batches = self._fresh(batches)
             if all(len(batch) for batch in batches):

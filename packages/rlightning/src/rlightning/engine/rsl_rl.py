@@ -37,4 +37,6 @@ class RSLRLEngine(SyncRLEngine):
         sampler = self.config.buffer.sampler
         everything = sampler is None or sampler.type == "all"
         size = self.buffer.size() if everything else self._rows * len(self.policy_group.train_list)
-        self.policy_group.update_dataset(self.buffer.sample(batch_size=size))
+        self.policy_group.update_dataset(
+            self.buffer.sample(batch_size=size, shuffle=self._shuffles)
+        )

@@ -14,7 +14,13 @@ class SyncRLEngine(TrainingEngine):
         for epoch in self.iter_epochs(self.config.train.max_epochs):
             for _ in range(self.config.train.rollout_epoch):
                 self._rollout()
-            self._update_dataset()
-            self._train()
-            self._sync_weights()
+            if self._enough_collected():
+                self._update_dataset()
+                self._train()
+                self._sync_weights()
             self._end_epoch(epoch)
+
+    def _enough_collected(self) -> bool:
+        """Whether a replay buffer has filled far enough to learn from; a rollout always has."""
+        on_policy = self.buffer.needs_bootstrap_response
+        return on_policy or self.buffer.can_sample(self.config.train.batch_size)

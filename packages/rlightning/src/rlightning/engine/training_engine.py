@@ -166,17 +166,26 @@ class TrainingEngine(BaseEngine):
         return self.policy_group.rollout_batch(env_rets)
 
     def collect(self, steps: int) -> None:
-        """Take `steps` steps in every environment and store them as one segment."""
-        for step in range(steps + 1):
+        """Take `steps` steps in every environment and store them.
+
+        A buffer that needs the policy's answer to the last observation, to bootstrap from it, gets
+        it and ends a segment there; for another one the next rollout goes on where this one ended.
+        """
+        for _ in range(steps):
             self._check_stop()
             with self._exclusive():
-                env_rets = self._env_rets
-                responses = self.act(env_rets)
-                last = step == steps
-                self.buffer.add_batched_transition(env_rets, responses, [last] * len(env_rets))
-                if not last:
-                    self._env_rets, _ = self.env_group.step(responses)
-                    self.env_steps += self._rows
+                responses = self._act_and_store(ends=False)
+                self._env_rets, _ = self.env_group.step(responses)
+                self.env_steps += self._rows
+        if self.buffer.needs_bootstrap_response:
+            with self._exclusive():
+                self._act_and_store(ends=True)
+
+    def _act_and_store(self, *, ends: bool) -> BatchedData[PolicyResponse]:
+        env_rets = self._env_rets
+        responses = self.act(env_rets)
+        self.buffer.add_batched_transition(env_rets, responses, [ends] * len(env_rets))
+        return responses
 
     def _check_stop(self) -> None:
         """Raise `StopRequested` where somebody asked the run to stop."""
@@ -194,14 +203,21 @@ class TrainingEngine(BaseEngine):
             prefix: of the metrics.
         """
         if self.config.train.reset_each_rollout:
+            self.buffer.truncate_episodes(self.env_group.env_ids)
             self._env_rets, _ = self.env_group.reset(options={"obj_set": obs_set})
         self.collect(self._steps)
         self.log(self.env_group.get_env_stats(reset=True), prefix or self.rollout_prefix)
 
     def update_dataset(self) -> None:
         """Sample the buffer for the learner."""
-        batch = self.buffer.sample(batch_size=self.config.train.batch_size)
+        batch = self.buffer.sample(batch_size=self.config.train.batch_size, shuffle=self._shuffles)
         self.policy_group.update_dataset(batch)
+
+    @property
+    def _shuffles(self) -> bool:
+        """Whether batches come in random order; everything there is comes in its own order."""
+        sampler = self.config.buffer.sampler
+        return sampler is not None and sampler.type == "batch"
 
     def train(self) -> dict[str, float]:
         """Update the policy and record its metrics."""
@@ -331,7 +347,8 @@ class TrainingEngine(BaseEngine):
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.policy_group.import_state(state["policy"])
-        self.buffer.load_state_dict(state["buffer"])
+        goes_on = state["env"] is not None and not self.config.train.reset_each_rollout
+        self.buffer.load_state_dict(state["buffer"], continue_episodes=goes_on)
         self.epoch, self.env_steps = int(state["epoch"]), int(state["env_steps"])
         self._best_return = float(state["best_return"])
         if state["env"] is None:
