@@ -11,7 +11,7 @@ SOURCES := $(PACKAGES:%=packages/%/src)
 TOOLS := hatchling editables pytest pytest-timeout pytest-cov hypothesis psutil ruff mypy import-linter
 # With the simulator families that tests and examples run, and the peer that tests compare with.
 INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
-	-e packages/plugrl-env-client -e packages/rlightning -e packages/plugrl-server stable_baselines3
+	-e packages/plugrl-env-client -e packages/rlightning[video] -e packages/plugrl-server stable_baselines3
 
 # Small networks are fastest on one thread, and two runs side by side do not fight for the cores.
 export OMP_NUM_THREADS ?= 1
@@ -56,7 +56,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 bench: $(STAMP)   ## every benchmark, at its full size: QUICK=--quick for a look
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file $(QUICK) || exit 1; done
+	@for file in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file $(QUICK) || exit 1; done
 
 clean:
 	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache
