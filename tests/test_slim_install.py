@@ -196,7 +196,7 @@ def test_values_import_where_torch_is_not_installed(make_environment):
     run(python, "-c", "from rlightning.types import EnvRet, PolicyResponse; EnvRet('e-0', 1)")
 
 
-@pytest.mark.parametrize("command", ["rlightning"])
+@pytest.mark.parametrize("command", ["rlightning", "plugrl-run-server"])
 def test_help_answers_within_a_second_of_processor_time(trainer, command):
     program = trainer.parent / command
     run(program, "--help")  # the first start compiles the modules
