@@ -394,6 +394,9 @@ def test_many_structures_do_not_grow_the_decoder():
     assert len(decoder._templates) == 16
     decoder.decode(encode({"a": list(range(1000))}))
     assert len(decoder._templates) == 16, "wide trees make no template"
+    decoder = Decoder()
+    decoder.decode(encode({"a": "x" * 100_000}))
+    assert not decoder._templates, "nor do long strings, which it would keep"
 
 
 def test_many_structures_do_not_grow_the_encoder():

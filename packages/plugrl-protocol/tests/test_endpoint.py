@@ -1,6 +1,7 @@
 """The server facade under honest and hostile clients; on both libraries."""
 
 import contextlib
+import itertools
 import logging
 import socket
 import struct
@@ -216,6 +217,22 @@ def test_a_message_over_the_cap_is_refused_and_the_server_stays(library, fragmen
             code, reason = closing(client)
         assert (code, reason) == (1009, "message over 1 MiB")
         honest_round(server.url)
+
+
+def test_empty_fragments_are_counted_too(library):
+    app = NotingApplication()
+    with serve_in_thread(app, config=config(library, max_message_mb=0.5)) as server:
+        with raw(server.url) as client:
+            client.recv()
+            with contextlib.suppress(ConnectionClosed):
+                client.send(itertools.repeat(b"", 20_000))
+            assert closing(client) == (1009, "message over 0.5 MiB")
+        honest_round(server.url)
+        with raw(server.url) as client:
+            client.recv()
+            frame = infer_frame(0)
+            client.send([frame[:50], b"", frame[50:90], frame[90:]])
+            assert decode(client.recv())["message_type"] == "action"
 
 
 def test_a_frame_far_over_the_cap_is_refused_before_it_is_read(library):

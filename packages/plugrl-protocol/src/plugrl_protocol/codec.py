@@ -529,6 +529,7 @@ class Decoder:
 
     _MAX_TEMPLATES: Final = 16
     _MAX_TEMPLATE_NODES: Final = 256
+    _MAX_TEMPLATE_BYTES: Final = 16_384
 
     def __init__(self, limits: Limits = SERVER_LIMITS) -> None:
         self._limits = limits
@@ -560,7 +561,9 @@ class Decoder:
             raise CodecError(f"the frame ends early, after {len(frame)} bytes") from error
         if reader.position != len(frame):
             raise CodecError(f"{len(frame) - reader.position} bytes follow the message")
-        if self._limits.max_nodes - reader.nodes_left <= self._MAX_TEMPLATE_NODES:
+        nodes = self._limits.max_nodes - reader.nodes_left
+        fixed_bytes = len(frame) - sum(slot.end - slot.start for slot in reader.slots)
+        if nodes <= self._MAX_TEMPLATE_NODES and fixed_bytes <= self._MAX_TEMPLATE_BYTES:
             if len(self._templates) >= self._MAX_TEMPLATES:
                 del self._templates[next(iter(self._templates))]
             self._templates[len(frame)] = Template(frame, reader.slots, _pattern(value))

@@ -205,7 +205,7 @@ class ServerSession:
             self._check_turn("infer")
             return self._receive_infer(message)
         self._check_turn("feedback")
-        return self._receive_feedback(message)
+        return self._receive_feedback(message, len(frame))
 
     def _read(self, frame: bytes) -> Infer | Feedback:
         """Decode and parse, by the shortcut if a frame of this form has passed before."""
@@ -248,7 +248,7 @@ class ServerSession:
         self._advance("infer")
         return request
 
-    def _receive_feedback(self, report: Feedback) -> Feedback:
+    def _receive_feedback(self, report: Feedback, frame_bytes: int) -> Feedback:
         indices = report.env_indices.tolist()
         offers_steps = FEATURE_STEPS in self.config.features
         steps = report.steps.tolist() if offers_steps and report.steps is not None else None
@@ -262,19 +262,18 @@ class ServerSession:
                 )
         if not offers_steps and report.steps is not None:
             report = replace(report, steps=None)
-        self._note(report, indices)
+        self._note(report, indices, frame_bytes)
         self._deadline_s = None
         self._advance("feedback")
         return report
 
-    def _note(self, report: Feedback, indices: list[int]) -> None:
-        """Write a feedback into the records."""
+    def _note(self, report: Feedback, indices: list[int], frame_bytes: int) -> None:
+        """Write a feedback into the records. A row that is kept keeps its whole frame."""
         batch = None
         live = int(np.count_nonzero(~report.done))
         if live and FEATURE_REUSE in self.config.features:
-            size = sum(array.nbytes for _, _, array in report.observation.arrays())
-            batch = _Batch(report.observation, size, live)
-            self._remembered_bytes += size
+            batch = _Batch(report.observation, frame_bytes, live)
+            self._remembered_bytes += frame_bytes
             if self._remembered_bytes > self.config.max_remembered_mb * 2**20:
                 raise MalformedMessageError(
                     f"observations held for reuse over {self.config.max_remembered_mb:g} MiB"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
 from plugrl_protocol.errors import ABNORMAL, MESSAGE_TOO_BIG, Close
 
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from websockets.http11 import Request, Response
+    from websockets.protocol import Event
     from websockets.server import ServerProtocol
 
     from plugrl_protocol.links.base import Receiver, ServerLink, ServerOptions
 
 # Clients and server alternate, so more unread frames than this are a fault; each may be large.
 _MAX_UNREAD_FRAMES = 4
+# A cap of 256 MiB in fragments of 64 KiB.
+_MAX_FRAGMENTS = 4096
 
 
 async def listen(
@@ -80,8 +84,22 @@ class _CappedConnection(ServerConnection):
         def fail_in_our_words(code: int, reason: str = "") -> None:
             fail(code, too_big.reason if code == MESSAGE_TOO_BIG else reason)
 
+        self._fragments = 0
         # websockets offers no hook for the reason of 1009.
         protocol.fail = fail_in_our_words  # type: ignore[method-assign]
+
+    def process_event(self, event: Event) -> None:
+        """Count fragments: the cap of websockets counts bytes, and an empty fragment has none."""
+        if isinstance(event, Frame) and event.opcode is Opcode.CONT:
+            self._fragments += 1
+            if self._fragments == _MAX_FRAGMENTS:
+                self.protocol.fail(MESSAGE_TOO_BIG)
+                self.send_data()
+            if self._fragments >= _MAX_FRAGMENTS:
+                return
+            if event.fin:
+                self._fragments = 0
+        super().process_event(event)
 
 
 class WebsocketsServerLink:
