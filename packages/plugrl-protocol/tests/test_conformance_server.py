@@ -97,9 +97,9 @@ def test_broken_actions_are_named(act, clause):
 
 def test_harm_to_others_is_blamed_on_the_clause_that_was_tried():
     class Rude(NotingApplication):
-        def disconnected(self, connection, close):
-            super().disconnected(connection, close)
-            for other in list(connection._endpoint.connections.values()):
+        def connected(self, connection):
+            super().connected(connection)
+            for other in self.clients[:-1]:
                 other.close(CLOSE_STOP)
 
     with endpoint("websockets", Rude(act=echo)) as server:
