@@ -474,3 +474,84 @@ def test_a_time_limit_does_not_bias_values():
         update(group, collect(group, meta, env, 64, gamma=0.9))
     response = group.rollout_batch(BatchedData(["e-0"], [env.step()]))
     assert response["e-0"].value.mean().item() == pytest.approx(10.0, abs=0.3)
+
+
+# ---- options for large networks
+
+
+def weights_after(data, **options):
+    group, _ = make_group(VECTOR, BOX, **options)
+    update(group, data)
+    parameters = group.train_list[0].actor_critic.state_dict()
+    return {name: tensor.clone() for name, tensor in parameters.items()}, group
+
+
+@pytest.fixture
+def data():
+    group, meta = make_group(VECTOR, BOX)
+    return collect(group, meta, RandomEnv(meta), 32)
+
+
+def test_gradients_of_micro_batches_add_up_to_the_minibatch(data):
+    """128 rows in minibatches of 64, forward passes of 24, 20 and 20 rows."""
+    whole, _ = weights_after(data, fused_update="off", minibatch_size=64)
+    parts, _ = weights_after(data, minibatch_size=64, micro_batch_size=24)
+    for name, tensor in whole.items():
+        assert torch.allclose(parts[name], tensor, atol=2e-5), name
+
+
+def test_a_micro_batch_bounds_the_rows_of_a_forward_pass(data):
+    group, _ = make_group(VECTOR, BOX, minibatch_size=64, micro_batch_size=24, ppo_epochs=1)
+    rows = []
+    network = group.train_list[0].actor_critic
+    network.register_forward_hook(lambda module, inputs, outputs: rows.append(len(outputs[1])))
+    update(group, data)
+    assert max(rows) <= 24
+    assert sum(rows) == 128
+
+
+def test_actor_and_critic_learn_at_rates_of_their_own_and_anneal_together(data):
+    rates = {"lr": 0.001, "critic_lr": 0.004}
+    group, _ = make_group(VECTOR, BOX, optim=rates, anneal_lr=True, max_epochs=4)
+    policy = group.train_list[0]
+    for left in (1.0, 0.75):
+        update(group, data)
+        found = [param_group["lr"] for param_group in policy.optimizer.param_groups]
+        assert found == pytest.approx([0.001 * left, 0.004 * left])
+    counts = [len(param_group["params"]) for param_group in policy.optimizer.param_groups]
+    assert sum(counts) == len(list(policy.actor_critic.parameters()))
+
+
+def test_a_critic_without_a_rate_stays_where_it_is(data):
+    before, _ = make_group(VECTOR, BOX)
+    start = before.train_list[0].actor_critic.state_dict()
+    after, _ = weights_after(data, optim={"lr": 0.01, "critic_lr": 1e-12}, entropy_coef=0.1)
+    moved = {name: not torch.allclose(after[name], start[name], atol=1e-7) for name in start}
+    assert not any(moved[name] for name in moved if "critic" in name or "value" in name)
+    assert all(moved[name] for name in moved if "actor_trunk" in name)
+
+
+def test_mixed_precision_learns_nearly_the_same(data):
+    exact, _ = weights_after(data, fused_update="off", ppo_epochs=1)
+    mixed, _ = weights_after(data, precision="bf16", ppo_epochs=1)
+    same = all(torch.equal(exact[name], mixed[name]) for name in exact)
+    assert not same
+    for name, tensor in exact.items():
+        assert mixed[name].dtype == torch.float32
+        assert torch.allclose(mixed[name], tensor, atol=5e-3), name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself
+def test_compiling_changes_nothing_but_the_speed(data):
+    plain, _ = weights_after(data, fused_update="off", ppo_epochs=1)
+    compiled, _ = weights_after(data, compile=True, ppo_epochs=1)
+    assert plain.keys() == compiled.keys()
+    for name, tensor in plain.items():
+        assert np.allclose(compiled[name], tensor, atol=1e-5), name
+
+
+def test_discrete_actions_take_the_same_options(data):
+    group, meta = make_group(VECTOR, spaces.Discrete(3), micro_batch_size=16, precision="bf16")
+    metrics = update(group, collect(group, meta, RandomEnv(meta), 16))
+    assert np.isfinite(list(metrics.values())).all()

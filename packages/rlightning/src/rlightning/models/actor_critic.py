@@ -1,6 +1,6 @@
 """A policy and a value function for any supported pair of spaces, in one module."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,12 @@ class ActorCritic(nn.Module):
         else:
             flat = action.reshape(len(action), -1)
         return self.actor_trunk[0](observation), flat
+
+    def critic_parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that only the critic uses."""
+        if self.critic_trunk is not None:
+            yield from self.critic_trunk.parameters()
+        yield from self.value_head.parameters()
 
     def project(self) -> None:
         """Keep bounded parameters in their bounds; call it after every optimizer step."""

@@ -24,6 +24,8 @@ class PPOOptimConfig(StrictConfig):
 
     lr: float = Field(default=3e-4, gt=0)
     """Learning rate."""
+    critic_lr: float | None = Field(default=None, gt=0)
+    """Learning rate of what only the critic uses; unset: `lr`."""
     eps: float = Field(default=1e-5, gt=0)
     """Added to the root of the second moment."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -53,6 +55,13 @@ class PPOTrainConfig(Config):
     """End an update at the minibatch whose KL estimate exceeds 1.5 times this."""
     anneal_lr: bool = False
     """Lower the learning rate linearly to zero over `max_epochs`."""
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    """Rows of one forward and backward pass, whose gradients add up to the minibatch's; unset: all
+    at once."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """``bf16`` runs the networks' forward pass of an update in mixed precision."""
+    compile: bool = False
+    """Compile the networks' forward pass of an update with `torch.compile`."""
     fused_update: Literal["auto", "off"] = "auto"
     """``auto`` takes the hand-written step where it applies; ``off`` always autograd."""
 

@@ -75,19 +75,37 @@ class PPOPolicy(BasePolicy):
         settings = PPOOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
         train = self.config.train_config
         self.hyper = PPOTrainConfig.read(train)
-        self.learning_rate, self.n_updates = settings.lr, 0
-        parameters = self.actor_critic.parameters()
-        self.optimizer = torch.optim.Adam(parameters, **settings.to_dict(), fused=True)
+        self.n_updates = 0
+        self.optimizer = torch.optim.Adam(
+            self._parameter_groups(settings), eps=settings.eps, betas=settings.betas, fused=True
+        )
+        self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         rank = torch.distributed.get_rank(self.process_group) if self.process_group else 0
         seed = torch.initial_seed() if train.seed is None else train.seed
         self.shuffle_generator = torch.Generator()
         self.shuffle_generator.manual_seed(derive_seed(seed, "ppo shuffle", rank))
         self._fused = self._make_fused()
 
+    def _parameter_groups(self, settings: PPOOptimConfig) -> list[dict[str, Any]]:
+        """Return one group, or two where the critic learns at a rate of its own."""
+        if settings.critic_lr is None:
+            return [{"params": list(self.actor_critic.parameters()), "lr": settings.lr}]
+        critic = list(self._network.critic_parameters())
+        inside = {id(parameter) for parameter in critic}
+        actor = [item for item in self.actor_critic.parameters() if id(item) not in inside]
+        return [
+            {"params": actor, "lr": settings.lr},
+            {"params": critic, "lr": settings.critic_lr},
+        ]
+
     def _make_fused(self) -> FusedPPO | None:
         """Return the hand-written step where it computes what is asked for."""
         hyper, layers = self.hyper, self._network.plain_layers()
-        if hyper.fused_update == "off" or hyper.clip_value_loss or self.world_size > 1:
+        if hyper.compile:
+            self.actor_critic.compile()
+        general = hyper.clip_value_loss or hyper.micro_batch_size or hyper.precision != "fp32"
+        several = self.world_size > 1 or len(self.optimizer.param_groups) > 1
+        if hyper.fused_update == "off" or hyper.compile or general or several:
             return None
         if layers is None or not supports(layers, self.optimizer):
             return None
@@ -227,28 +245,42 @@ class PPOPolicy(BasePolicy):
 
     def _autograd_step(self, minibatch: Minibatch) -> StepOutputs:
         """Take one gradient step through any network."""
+        hyper, n_rows = self.hyper, len(minibatch.log_prob)
+        n_parts = -(-n_rows // (hyper.micro_batch_size or n_rows))
+        self.optimizer.zero_grad()
+        outputs = []
+        for part in even_slices(n_rows, n_parts):
+            rows = Minibatch(*(take_rows(column, part) for column in minibatch))
+            share = len(rows.log_prob) / n_rows
+            outputs.append(self._accumulate_gradient(rows, share))
+        norm = nn.utils.clip_grad_norm_(self.actor_critic.parameters(), hyper.max_grad_norm)
+        self.optimizer.step()
+        self._network.project()
+        log_prob, value, entropy = zip(*outputs, strict=True)
+        return StepOutputs(torch.cat(log_prob), torch.cat(value), sum(entropy), float(norm))
+
+    def _accumulate_gradient(self, rows: Minibatch, share: float) -> tuple[Tensor, Tensor, float]:
+        """Add the gradient of `rows`, which are that share of a minibatch."""
         hyper = self.hyper
-        distribution, value = self.actor_critic(minibatch.features)
-        log_prob = distribution.log_prob(minibatch.action)
+        device = torch.device(self.device).type
+        with torch.autocast(device, torch.bfloat16, enabled=hyper.precision == "bf16"):
+            distribution, value = self.actor_critic(rows.features)
+        log_prob = distribution.log_prob(rows.action)
         entropy = distribution.entropy().mean()
         policy = losses.ppo_policy_loss(
-            log_prob, minibatch.log_prob, minibatch.advantage, clip_ratio=hyper.clip_ratio
+            log_prob, rows.log_prob, rows.advantage, clip_ratio=hyper.clip_ratio
         )
         critic_loss = losses.value_loss(
             value,
-            minibatch.value_target,
-            old_value_B=minibatch.old_value,
+            rows.value_target,
+            old_value_B=rows.old_value,
             clip_range=hyper.clip_ratio if hyper.clip_value_loss else None,
         )
         self.check_finite("policy loss", policy.loss)
         self.check_finite("value loss", critic_loss)
         loss = policy.loss + hyper.value_coef * critic_loss - hyper.entropy_coef * entropy
-        self.optimizer.zero_grad()
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(self.actor_critic.parameters(), hyper.max_grad_norm)
-        self.optimizer.step()
-        self._network.project()
-        return StepOutputs(log_prob.detach(), value.detach(), float(entropy.detach()), float(norm))
+        (loss * share).backward()
+        return log_prob.detach(), value.detach().float(), float(entropy.detach()) * share
 
     def _minibatches(self, n_rows: int) -> list[slice]:
         """Cut rows into nearly equal parts of at least `minibatch_size`; as many on every rank."""
@@ -265,7 +297,8 @@ class PPOPolicy(BasePolicy):
     def _anneal(self) -> None:
         if self.hyper.anneal_lr:
             left = 1.0 - self.n_updates / self.config.train_config.max_epochs
-            self.optimizer.param_groups[0]["lr"] = self.learning_rate * max(0.0, left)
+            for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+                group["lr"] = rate * max(0.0, left)
 
     def _metrics(
         self, data: dict[str, Any], rows: Minibatch, outputs: list[StepOutputs]
