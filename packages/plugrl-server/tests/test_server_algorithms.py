@@ -11,6 +11,7 @@ from plugrl_server.algorithm.base_algorithm import (
     BaseAlgorithm,
     EpisodeMetricWindow,
     FrameBatch,
+    Sampled,
 )
 from plugrl_server.algorithm.ppo import PPOConfig
 from plugrl_server.algorithm.registration import (
@@ -150,9 +151,7 @@ def frames(algorithm, *, chains, rewards, terminated, truncated, steps=None, nex
     after = {**seen, "states": {"obs": np.full((n, 2), next_obs, np.float32)}}
     return FrameBatch(
         chains=np.asarray(chains),
-        obs=seen,
-        runtime_state=None,
-        train_state=state,
+        sampled=Sampled(seen, None, lambda _: state),
         was_terminated=np.zeros(n, np.bool_),
         was_truncated=np.zeros(n, np.bool_),
         next_obs=after,
@@ -162,6 +161,10 @@ def frames(algorithm, *, chains, rewards, terminated, truncated, steps=None, nex
         truncated=np.asarray(truncated, np.bool_),
         info={},
     )
+
+
+def with_state(batch, state):
+    return dataclasses.replace(batch, sampled=Sampled(batch.obs, None, lambda _: state))
 
 
 def test_advantages_of_interleaved_environments_equal_those_by_hand():
@@ -224,7 +227,7 @@ def test_a_terminated_transition_bootstraps_nothing_and_a_truncated_one_does():
         truncated=[0, 1, 0],
         steps=[1, 1, 3],
     )
-    batch = dataclasses.replace(batch, train_state=algorithm.example_train_state(n))
+    batch = with_state(batch, algorithm.example_train_state(n))
     algorithm.feedback_batch(batch)
     stored = algorithm.replay._columns.read(3)
     assert stored["discount"].tolist() == [0.0, 0.5, 0.125]
@@ -279,10 +282,10 @@ def test_a_state_that_is_not_like_the_fake_one_is_named():
     batch = frames(algorithm, **columns)
     state = {**batch.train_state, "value": batch.train_state["value"].astype(np.float64)}
     with pytest.raises(PolicyContractError, match=r"value.*float64.*float32"):
-        algorithm.feedback_batch(dataclasses.replace(batch, train_state=state))
+        algorithm.feedback_batch(with_state(batch, state))
     del state["value"]
     with pytest.raises(PolicyContractError, match="lacks value"):
-        algorithm.feedback_batch(dataclasses.replace(batch, train_state=state))
+        algorithm.feedback_batch(with_state(batch, state))
 
 
 # --- checkpoints ----------------------------------------------------------------------------------

@@ -217,3 +217,17 @@ def test_parameters_are_frozen_by_pattern_or_not_at_all():
     assert all(p.requires_grad for p in module.parameters())
     assert freeze_matching(module, [r"^0\."]) == ["0.weight", "0.bias"]
     assert [p.requires_grad for p in module.parameters()] == [False, False, True, True]
+
+
+def test_the_short_way_through_the_networks_computes_what_the_modules_compute():
+    torch.manual_seed(0)
+    policy = make_policy("gaussian-policy", GaussianPolicyConfig(obs_dim=3, deterministic=True))
+    obs = torch.randn(5, 3) * 20
+    for _ in range(2):
+        _, state = policy.get_action_and_runtime_state(
+            {"images": {}, "states": {"obs": obs.numpy()}, "text": [""] * 5}
+        )
+        distribution, value = policy.actor_critic(policy.obs_stats.normalize(obs))
+        torch.testing.assert_close(state.value, value.detach())
+        torch.testing.assert_close(state.action, distribution.mode().detach())
+        policy.update_obs_stats(torch.randn(64, 3) + 1.0)

@@ -18,7 +18,7 @@ import numpy as np
 from plugrl_protocol.env_client import Backoff, EnvClient
 from plugrl_protocol.errors import ConnectionReplaced, ServerStopped
 from plugrl_protocol.messages import Feedback, Infer, parse_observation
-from plugrl_server.algorithm.base_algorithm import FrameBatch
+from plugrl_server.algorithm.base_algorithm import FrameBatch, Sampled
 from plugrl_server.common.layout import check_layout, layout_of
 from plugrl_server.common.trees import leaves
 from plugrl_server.errors import PolicyContractError
@@ -189,9 +189,7 @@ def train_in_process(algorithm: BaseAlgorithm, task: Task) -> list[float]:
         algorithm.feedback_batch(
             FrameBatch(
                 chains=np.arange(rows),
-                obs=obs,
-                runtime_state=runtime_state,
-                train_state=algorithm.derive_train_state(runtime_state),
+                sampled=Sampled(obs, runtime_state, algorithm.derive_train_state),
                 was_terminated=was_terminated,
                 was_truncated=was_truncated,
                 next_obs=next_obs,

@@ -42,6 +42,7 @@ __all__ = [
     "EpisodeMetricWindow",
     "FrameBatch",
     "MetricDict",
+    "Sampled",
 ]
 
 _FIRST_NODE = (-1, "")
@@ -55,18 +56,48 @@ class BaseAlgoConfig:
     """Length of the run in environment steps; None leaves it to the algorithm."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sampled:
+    """What one inference saw and gave, for all of its rows.
+
+    Args:
+        obs: what the policy saw.
+        runtime_state: as the policy returned it.
+        derive: makes the train state of it, when somebody asks; once.
+    """
+
+    __slots__ = ("_derive", "_train_state", "obs", "runtime_state")
+
+    def __init__(
+        self,
+        obs: dict[str, Any],
+        runtime_state: PolicyRuntimeState,
+        derive: Callable[[PolicyRuntimeState], PolicyTrainState],
+    ) -> None:
+        self.obs = obs
+        self.runtime_state = runtime_state
+        self._derive: Callable[[PolicyRuntimeState], PolicyTrainState] | None = derive
+        self._train_state: PolicyTrainState = None
+
+    @property
+    def train_state(self) -> PolicyTrainState:
+        """As `BaseAlgorithm.derive_train_state` returned it."""
+        if self._derive is not None:
+            self._train_state = self._derive(self.runtime_state)
+            self._derive = None
+        return self._train_state
+
+
+# Not frozen: construction takes three times as long then, and there is one per message.
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class FrameBatch:
     """Frames of one client that were sampled together; every array has the ``m`` frames first."""
 
+    sampled: Sampled
+    """The inference; `sampled_rows` of it are meant. See `obs`, `runtime_state`, `train_state`."""
+    sampled_rows: Any = None
+    """A slice or an index array; None: all rows, in their order."""
     chains: np.ndarray[Any, np.dtype[np.int64]]
     """Frames with the same number follow each other without a gap, in the order of arrival."""
-    obs: dict[str, Any]
-    """What the policy saw."""
-    runtime_state: PolicyRuntimeState
-    """As the policy returned it."""
-    train_state: PolicyTrainState
-    """As `BaseAlgorithm.derive_train_state` returned it."""
     was_terminated: np.ndarray[Any, np.dtype[np.bool_]]
     """Whether the environment's previous frame ended its episode: this one starts a new one."""
     was_truncated: np.ndarray[Any, np.dtype[np.bool_]]
@@ -85,20 +116,48 @@ class FrameBatch:
     def __len__(self) -> int:
         return len(self.chains)
 
+    def _cut(self, tree: Any) -> Any:
+        return tree if self.sampled_rows is None else take(tree, self.sampled_rows)
+
+    @property
+    def obs(self) -> dict[str, Any]:
+        """What the policy saw."""
+        obs: dict[str, Any] = self._cut(self.sampled.obs)
+        return obs
+
+    @property
+    def runtime_state(self) -> PolicyRuntimeState:
+        """As the policy returned it."""
+        return self._cut(self.sampled.runtime_state)
+
+    @property
+    def train_state(self) -> PolicyTrainState:
+        """As `BaseAlgorithm.derive_train_state` returned it."""
+        train_state: PolicyTrainState = self._cut(self.sampled.train_state)
+        return train_state
+
     def infos(self) -> list[dict[str, Any]]:
         """Give ``info`` row by row."""
         return split_info(self.info, len(self))
 
-    def rows(self, index: Any) -> FrameBatch:
-        """Take rows; `index` is an array of positions."""
+    def rows(self, index: np.ndarray[Any, np.dtype[np.int64]]) -> FrameBatch:
+        """Take the frames at some positions."""
+        apart = ("info", "sampled", "sampled_rows")
         cut = {
             item.name: take(getattr(self, item.name), index)
             for item in dataclasses.fields(self)
-            if item.name != "info"
+            if item.name not in apart
         }
+        rows = self.sampled_rows
+        if rows is None:
+            rows = index
+        elif isinstance(rows, slice):
+            rows = index + int(rows.start)
+        else:
+            rows = rows[index]
         listed = self.infos() if self.info else []
-        kept = [listed[int(i)] for i in index] if listed else []
-        return FrameBatch(**cut, info=_stack_infos(kept))
+        info = _stack_infos([listed[i] for i in index.tolist()]) if listed else {}
+        return FrameBatch(sampled=self.sampled, sampled_rows=rows, info=info, **cut)
 
 
 def _stack_infos(infos: list[dict[str, Any]]) -> dict[str, Any]:
@@ -243,13 +302,14 @@ class BaseAlgorithm(ABC):
     def feedback_batch(self, batch: FrameBatch) -> MetricDict:
         """Store frames; give numbers to log. This default calls `feedback` row by row."""
         metrics: MetricDict = {}
+        obs, runtime_state, train_state = batch.obs, batch.runtime_state, batch.train_state
         for row, info in enumerate(batch.infos()):
             chain = int(batch.chains[row])
             cut = slice(row, row + 1)
             node, step, logged = self.feedback(
-                obs=take(batch.obs, cut),
-                runtime_state=slice_batched_state(batch.runtime_state, row),
-                train_state=slice_batched_state(batch.train_state, row),
+                obs=take(obs, cut),
+                runtime_state=slice_batched_state(runtime_state, row),
+                train_state=slice_batched_state(train_state, row),
                 terminated=bool(batch.was_terminated[row]),
                 truncated=bool(batch.was_truncated[row]),
                 next_obs=take(batch.next_obs, cut),
@@ -290,6 +350,14 @@ class BaseAlgorithm(ABC):
     def max_staleness(self) -> int | None:
         """How many versions older than the learner a frame's policy may be; None: any."""
         return 0 if self.on_policy else None
+
+    def frames_before_control(self) -> int:
+        """How many more frames can be stored before a learn step, a save or the end may be due.
+
+        The trainer may answer requests before it stores that many. This default, 0, has every frame
+        stored when it arrives.
+        """
+        return 0
 
     # ---- learning ------------------------------------------------------------------------------
 

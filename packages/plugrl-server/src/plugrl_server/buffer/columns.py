@@ -31,8 +31,12 @@ class TreeColumns:
 
     def write(self, rows: Any, tree: Any) -> None:
         """Set rows (a slice or an index array) to a tree of the example's structure."""
-        for path, leaf in leaves(tree):
-            self._columns[path][rows] = leaf
+        columns = self._columns
+        for path, column in columns.items():
+            leaf = tree
+            for key in path:
+                leaf = leaf[key]
+            column[rows] = leaf
 
     def grow(self, capacity: int) -> None:
         """Make room for more rows."""

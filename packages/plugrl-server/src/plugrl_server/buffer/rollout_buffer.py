@@ -135,8 +135,9 @@ class RolloutBuffer:
         self._length = stop
         for row, chain in enumerate(chains.tolist()):
             self._tails[chain] = (start + row, next_obs, row)
-        for row in np.flatnonzero(truncated & ~terminated).tolist():
-            self._truncated.append((start + row, next_obs, row))
+        if truncated.any():
+            for row in np.flatnonzero(truncated & ~terminated).tolist():
+                self._truncated.append((start + row, next_obs, row))
 
     def read(self) -> dict[str, Any]:
         """Give all frames as tensors that share memory with the buffer.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch.nn.functional import linear
 
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
@@ -62,6 +63,8 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         self.action_space = action_space
         self.action_horizon = 1
         self.to(self.device)
+        self._layers = self.actor_critic.plain_layers()
+        self._scale: tuple[tuple[int, int], Tensor, Tensor] | None = None
 
     def prepare_observation(self, _obs: dict[str, Any]) -> np.ndarray[Any, Any]:
         """Give the state vector, float32 ``[n, obs_dim]``.
@@ -77,7 +80,7 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
     ) -> tuple[np.ndarray[Any, Any], ActorCriticRuntimeState]:
         """Draw one action per row (the likeliest one if ``deterministic``), ``[n, 1, *A]``."""
         obs = self.extract_model_obs_tensor(_obs)
-        distribution, value = self.actor_critic(self._normalize(obs.to(self.device)))
+        distribution, value = self._forward(self._normalize(obs.to(self.device)))
         action = distribution.mode() if self.config.deterministic else distribution.sample()
         state = self.runtime_state(
             obs=obs,
@@ -86,6 +89,24 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
             value=value.cpu(),
         )
         return self.to_env(state.action.numpy())[:, None], state
+
+    def _forward(self, obs: Tensor) -> tuple[Any, Tensor]:
+        """Compute what ``actor_critic`` computes, without the cost of calling eighteen modules.
+
+        A small network's forward pass is mostly the overhead of its calls.
+        """
+        layers = self._layers
+        if layers is None:
+            distribution, value = self.actor_critic(obs)
+            return distribution, value
+        features, critic_features = obs, obs
+        for layer in layers.actor[:-1]:
+            features = torch.tanh(linear(features, layer.weight, layer.bias))
+        for layer in layers.critic:
+            last = layer is layers.critic[-1]
+            critic_features = linear(critic_features, layer.weight, layer.bias)
+            critic_features = critic_features if last else torch.tanh(critic_features)
+        return self.actor_critic.action_head(features), critic_features.squeeze(-1)
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Turn drawn actions into what environments get; ``[n, *A]`` both."""
@@ -103,7 +124,18 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         )
 
     def _normalize(self, obs: Tensor) -> Tensor:
-        return self.obs_stats.normalize(obs) if self.config.normalize_observations else obs
+        """Do what ``obs_stats.normalize`` does, with its two factors kept until they change."""
+        if not self.config.normalize_observations:
+            return obs
+        stats = self.obs_stats
+        # Every update writes in place, which counts the version up; a copy lies elsewhere.
+        key = (stats.mean.data_ptr(), stats.mean._version)
+        if self._scale is None or self._scale[0] != key:
+            factor = stats.std.reciprocal().to(torch.float32)
+            self._scale = (key, stats.mean.to(torch.float32), factor)
+        _, mean, factor = self._scale
+        clip = self.config.obs_clip
+        return ((obs - mean) * factor).clamp_(-clip, clip)
 
     def evaluate_actions(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Judge stored actions with the current networks; differentiable.

@@ -7,13 +7,14 @@ an algorithm stores, as a nested map of numpy arrays. Both have the batch first.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from plugrl_server.common.trees import map_tree
-from rlightning.types.convert import to_numpy
+from plugrl_server.errors import PolicyContractError
+from rlightning.types.convert import is_tensor, to_numpy
 
 __all__ = [
     "ArraySpec",
@@ -26,6 +27,7 @@ __all__ = [
     "infer_numpy_state_spec",
     "infer_train_state_spec",
     "is_numpy_state_mapping",
+    "pick_fields",
     "slice_batched_state",
     "slice_policy_step_state",
     "to_numpy_state",
@@ -95,10 +97,38 @@ def to_numpy_state(value: Any) -> Any:
         if missing:
             raise TypeError(f"the state's entries {missing} are None; a stored state holds arrays")
         return {str(key): to_numpy_state(item) for key, item in value.items()}
+    if is_tensor(value) and value.device.type == "cpu" and value.element_size() != 2:
+        plain: PolicyStateArray = value.detach().numpy()
+        return plain
     array = np.asarray(to_numpy(value))
     if array.dtype.kind not in "biufU":
         raise TypeError(f"a state holds {type(value).__name__}; expected arrays or tensors")
     return array
+
+
+def pick_fields(state: Any, names: Sequence[str], *, needed_by: str) -> dict[str, Any]:
+    """Take some fields of a runtime state, as numpy arrays.
+
+    Args:
+        state: a mapping, or a dataclass.
+        names: of the fields.
+        needed_by: how the message names who asks.
+
+    Raises:
+        PolicyContractError: a field is missing.
+    """
+    is_mapping = isinstance(state, Mapping)
+    found = {}
+    for name in names:
+        value = state.get(name) if is_mapping else getattr(state, name, None)
+        if value is None:
+            have = list(state) if is_mapping else list(getattr(state, "__dict__", {}))
+            raise PolicyContractError(
+                f"the runtime state lacks {name!r}, which {needed_by} stores; it has "
+                f"{', '.join(map(str, have)) or 'nothing'}"
+            )
+        found[name] = value if type(value) is np.ndarray else to_numpy_state(value)
+    return found
 
 
 def infer_numpy_state_spec(state: NumpyState) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plugrl_server.algorithm.base_algorithm import FrameBatch
+from plugrl_server.algorithm.base_algorithm import FrameBatch, Sampled
 from plugrl_server.common.trees import take
 
 if TYPE_CHECKING:
@@ -20,36 +20,37 @@ if TYPE_CHECKING:
 
     from plugrl_protocol.messages import Feedback
 
-__all__ = ["ClientEnvs", "InferStep", "finite_rows"]
+__all__ = ["ClientEnvs", "InferStep", "finite_frames"]
 
 Array = np.ndarray[Any, Any]
+Claim = tuple[int, Array, Array]
+"""All environments of one inference: its number, their indices and slots."""
 
 
 @dataclass(slots=True, eq=False)
 class InferStep:
     """One client's part of an inference."""
 
-    obs: dict[str, Any]
+    sampled: Sampled
     """Of the whole batch; this client's rows begin at `start`."""
-    runtime_state: Any
-    train_state: Any
     version: int
     """Of the policy that acted."""
     start: int
-    finite: Array | None
-    """``[n]``: rows of this client whose observation is finite; None: all are."""
+    is_whole: bool
+    """Whether the batch has no rows but this client's."""
     rows_left: int
     """Rows whose feedback has not come."""
 
 
-def finite_rows(states: dict[str, Array]) -> Array | None:
-    """Find rows of which every state is finite, ``[n]``; None: all of them."""
+def finite_frames(frames: FrameBatch) -> Array | None:
+    """Find frames whose states are finite before and after, ``[m]``; None: all of them."""
     finite: Array | None = None
-    for array in states.values():
-        whole = np.isfinite(array)
-        if not whole.all():
-            rows = np.asarray(whole.all(axis=tuple(range(1, array.ndim))))
-            finite = rows if finite is None else finite & rows
+    for states in (frames.obs["states"], frames.next_obs["states"]):
+        for array in states.values():
+            whole = np.isfinite(array)
+            if not whole.all():
+                rows = np.asarray(whole.all(axis=tuple(range(1, array.ndim))))
+                finite = rows if finite is None else finite & rows
     return finite
 
 
@@ -70,6 +71,7 @@ class ClientEnvs:
         self._row = np.zeros(0, np.int64)
         self._was_terminated = np.zeros(0, np.bool_)
         self._was_truncated = np.zeros(0, np.bool_)
+        self._last: Claim | None = None
 
     @property
     def chains(self) -> list[int]:
@@ -101,6 +103,7 @@ class ClientEnvs:
         self._steps[number] = step
         self._step[slots] = number
         self._row[slots] = np.arange(len(slots))
+        self._last = (number, env_indices, slots)
 
     def break_chains(self, env_indices: Array) -> list[int]:
         """Begin new chains: a frame is missing. Gives the old ones."""
@@ -109,57 +112,85 @@ class ClientEnvs:
         self._chain[slots] = [next(self._new_chain) for _ in old]
         return old
 
-    def report(self, report: Feedback) -> list[tuple[InferStep, Array, FrameBatch]]:
+    def claim(self, report: Feedback) -> Claim | None:
+        """Take note that a feedback names what the last inference answered, in its order.
+
+        Such a feedback may be turned into frames later, after further inferences.
+
+        Returns:
+            What `report` wants to know then; None: the feedback must be turned into frames now.
+        """
+        last, self._last = self._last, None
+        if last is not None and np.array_equal(report.env_indices, last[1]):
+            return last
+        return None
+
+    def report(
+        self, report: Feedback, claim: Claim | None
+    ) -> list[tuple[InferStep, Array, FrameBatch]]:
         """Turn a feedback into frames.
+
+        Args:
+            report: reports of one client come in order.
+            claim: what `claim` gave for it.
 
         Returns:
             Per inference: where it came from, positions in the feedback, and the frames.
         """
-        slots = self._find(report.env_indices)
-        numbers = self._step[slots]
-        next_obs = report.observation.to_wire()
-        steps = report.steps
-        if steps is None:
-            steps = np.ones(len(slots), np.int64)
-        parts: list[tuple[InferStep, Array, FrameBatch]] = []
-        for number in dict.fromkeys(numbers.tolist()):
-            at = np.flatnonzero(numbers == number)
-            step = self._steps[number]
-            rows = _as_slice(self._row[slots[at]] + step.start)
-            everything = len(at) == len(slots)
-            chosen: Any = slice(None) if everything else at
-            frames = FrameBatch(
-                chains=self._chain[slots[at]],
-                obs=take(step.obs, rows),
-                runtime_state=take(step.runtime_state, rows),
-                train_state=take(step.train_state, rows),
-                was_terminated=self._was_terminated[slots[at]],
-                was_truncated=self._was_truncated[slots[at]],
-                next_obs=take(next_obs, chosen),
-                rewards=report.rewards[chosen].astype(np.float32),
-                steps=steps[chosen],
-                terminated=report.terminated[chosen],
-                truncated=report.truncated[chosen],
-                info=report.info,
-            )
-            parts.append((step, at, frames))
-            step.rows_left -= len(at)
-            if step.rows_left == 0:
-                del self._steps[number]
+        if claim is not None:
+            number, _, slots = claim
+            step = self._steps.pop(number)
+            rows = None if step.is_whole else slice(step.start, step.start + len(slots))
+            parts = [(step, np.arange(len(slots)), self._frames(report, slots, step, rows, None))]
+        else:
+            slots = self._find(report.env_indices)
+            parts = self._sorted_by_step(report, slots)
         self._was_terminated[slots] = report.terminated
         self._was_truncated[slots] = report.truncated
         return parts
 
-    def finite(self, step: InferStep, at: Array, report: Feedback) -> Array | None:
-        """Find frames whose observations before and after are finite; None: all of them."""
-        after = finite_rows(dict(report.observation.states))
-        if after is None and step.finite is None:
-            return None
-        good = np.ones(len(at), np.bool_) if after is None else after[at]
-        if step.finite is not None:
-            slots = self._find(report.env_indices[at])
-            good = good & step.finite[self._row[slots]]
-        return good
+    def _sorted_by_step(
+        self, report: Feedback, slots: Array
+    ) -> list[tuple[InferStep, Array, FrameBatch]]:
+        numbers = self._step[slots]
+        parts = []
+        for number in dict.fromkeys(numbers.tolist()):
+            at = np.flatnonzero(numbers == number)
+            step = self._steps[number]
+            rows = _as_slice(self._row[slots[at]] + step.start)
+            frames = self._frames(report, slots[at], step, rows, at)
+            parts.append((step, at, frames))
+            step.rows_left -= len(at)
+            if step.rows_left == 0:
+                del self._steps[number]
+        return parts
+
+    def _frames(
+        self, report: Feedback, slots: Array, step: InferStep, rows: Any, at: Array | None
+    ) -> FrameBatch:
+        """Build the frames at some positions of a feedback; None: all of them."""
+        next_obs = report.observation.to_wire()
+        steps = report.steps
+        if steps is None:
+            steps = np.ones(len(report.env_indices), np.int64)
+        columns = (report.rewards, steps, report.terminated, report.truncated)
+        if at is not None:
+            next_obs = take(next_obs, at)
+            columns = tuple(column[at] for column in columns)  # type: ignore[assignment]  # four
+        rewards, steps, terminated, truncated = columns
+        return FrameBatch(
+            sampled=step.sampled,
+            sampled_rows=rows,
+            chains=self._chain[slots],
+            was_terminated=self._was_terminated[slots],
+            was_truncated=self._was_truncated[slots],
+            next_obs=next_obs,
+            rewards=rewards.astype(np.float32, copy=False),
+            steps=steps,
+            terminated=terminated,
+            truncated=truncated,
+            info=report.info,
+        )
 
 
 def _as_slice(rows: Array) -> Any:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from plugrl_server.algorithm.base_algorithm import Sampled
 from plugrl_server.common.trees import concatenate
 from plugrl_server.errors import ObservationError, PolicyContractError
-from plugrl_server.server.client_envs import InferStep, finite_rows
+from plugrl_server.server.client_envs import InferStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ class Inference:
         algorithm = self.algorithm
         obs = concatenate([request.observation.to_wire() for request in requests])
         action, runtime_state = algorithm.infer(obs)
-        states = algorithm.build_step_state_from_runtime_state(runtime_state)
+        sampled = Sampled(obs, runtime_state, algorithm.derive_train_state)
         rows = sum(len(request.env_indices) for request in requests)
         self._check(action, rows)
         self._known_good = layout
@@ -80,12 +81,10 @@ class Inference:
         for request in requests:
             n = len(request.env_indices)
             step = InferStep(
-                obs=obs,
-                runtime_state=states.runtime_state,
-                train_state=states.train_state,
+                sampled=sampled,
                 version=algorithm.current_version,
                 start=start,
-                finite=finite_rows(dict(request.observation.states)),
+                is_whole=n == rows,
                 rows_left=n,
             )
             results.append(InferenceResult(by_time[:, start : start + n], step))

@@ -24,14 +24,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from plugrl_protocol.errors import CLOSE_INTERNAL_ERROR, MisuseError, close_refused
 from plugrl_protocol.messages import Episode, Feedback, Infer, read_episodes
-from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint
-from plugrl_server.server.client_envs import ClientEnvs
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, FrameBatch
+from plugrl_server.server.client_envs import ClientEnvs, finite_frames
 from plugrl_server.server.inference import Inference, layout_of_observation
 from plugrl_server.server.inline_guard import InlineGuard
 from plugrl_server.server.learner import Learner
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
 from rlightning.runtime.batcher import (
     BatchRule,
+    Decision,
     Request,
     Session,
     decide,
@@ -54,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_INBOX = 65_536
 _WORTH_WAITING_S = 0.0002
+_REPORT_DELAY_S = 0.005
 
 
 class Ending(enum.Enum):
@@ -144,9 +146,11 @@ class Trainer:
         self._clients: dict[int, _Client] = {}
         self._inbox: deque[Request | _Report | _Left] = deque()
         self._waiting: list[Request] = []
+        self._unstored: list[tuple[_Report, Any]] = []
+        self._unstored_rows = 0
         self._turn_lock = threading.Lock()
         self._wake = threading.Event()
-        self._inline_scheduled = False
+        self._inline_scheduled = self._store_scheduled = self._timer_runs = False
         self._last_asker: _Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._learner = Learner(self._fail)
@@ -220,8 +224,18 @@ class Trainer:
         client.counter.steps += (
             len(report.env_indices) if report.steps is None else int(report.steps.sum())
         )
-        at_once = self._last_asker is client
-        self._put(_Report(client, report, read_episodes(report)), at_once=at_once)
+        episodes = read_episodes(report) if report.info else []
+        self._inbox.append(_Report(client, report, episodes))
+        # Nobody waits for a report, and most are followed by a request at once, which wakes more
+        # than this one; where none follows, a timer does.
+        if not self._timer_runs and self._loop is not None:
+            self._timer_runs = True
+            self._loop.call_later(_REPORT_DELAY_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_runs = False
+        if self._inbox or self._unstored:
+            self._act_inline()
 
     def disconnected(self, connection: Connection, close: Close) -> None:
         """See `Application.disconnected`."""
@@ -266,6 +280,24 @@ class Trainer:
             self._turn_lock.release()
         if self._control_due:
             self._wake.set()
+        elif self._unstored and not self._store_scheduled and self._loop is not None:
+            self._store_scheduled = True
+            self._loop.call_soon(self._store_inline)
+
+    def _store_inline(self) -> None:
+        """Store frames after the answers have left, on the event loop."""
+        self._store_scheduled = False
+        if not self._may_inline() or not self._turn_lock.acquire(blocking=False):
+            self._wake.set()
+            return
+        try:
+            self._store()
+        except Exception as error:  # noqa: BLE001  # the border of acting: ends the run
+            self._fail(error)
+        finally:
+            self._turn_lock.release()
+        if self._control_due:
+            self._wake.set()
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -293,16 +325,31 @@ class Trainer:
                         return None
                     self._control()
             if self.holds_clients or self._ended or not self._waiting:
-                return None
-            rule = self._rule(inline)
-            sessions = self._sessions() if rule.deadline_s else {}
-            decision = decide(self._waiting, sessions, rule, self._clock())
+                break
+            decision = self._decide(inline)
             if not decision.batch:
+                self._store_unless(inline)
                 return decision.wake_s
             chosen = set(map(id, decision.batch))
             self._waiting = [r for r in self._waiting if id(r) not in chosen]
             self._run(decision.batch, inline=inline)
+        self._store_unless(inline)
         return None
+
+    def _store_unless(self, inline: bool) -> None:  # noqa: FBT001  # private
+        """On the event loop, answers leave before frames are stored."""
+        if not inline and not self.holds_clients:
+            self._store()
+            if self._control_due:
+                self._control()
+
+    def _decide(self, inline: bool) -> Decision:  # noqa: FBT001  # private
+        rule = self._rule(inline)
+        if rule.deadline_s:
+            return decide(self._waiting, self._sessions(), rule, self._clock())
+        if len(self._waiting) == 1:
+            return Decision((self._waiting[0],), None)
+        return decide(self._waiting, {}, rule, self._clock())
 
     def _sessions(self) -> dict[Any, Session]:
         return {serial: client.session for serial, client in list(self._clients.items())}
@@ -310,7 +357,7 @@ class Trainer:
     def _rule(self, inline: bool) -> BatchRule:  # noqa: FBT001  # private
         """Waiting longer for others than a forward pass takes does not pay."""
         longest_s = min(self.config.batch_deadline_ms / 1e3, self._guard.infer_s)
-        if inline or longest_s < _WORTH_WAITING_S:
+        if inline or longest_s < _WORTH_WAITING_S or len(self._clients) == 1:
             longest_s = 0.0
         target = self.config.mini_infer_batch_size
         if target is not None:
@@ -322,8 +369,9 @@ class Trainer:
             note_request(item.payload.client.session, item, item.arrived_s)
             self._waiting.append(item)
         elif isinstance(item, _Report):
-            self._store(item)
+            self._take_report(item)
         else:
+            self._store()
             client = item.client
             self._waiting = [r for r in self._waiting if r.payload.client is not client]
             for chain in client.envs.chains:
@@ -379,9 +427,31 @@ class Trainer:
 
     # ---- storing -------------------------------------------------------------------------------
 
-    def _store(self, item: _Report) -> None:
-        """Give frames to the algorithm: those that it may learn from, and only those."""
+    def _take_report(self, item: _Report) -> None:
+        """Put a report where it is stored from: at once, or after the next answers."""
+        claim = item.client.envs.claim(item.feedback)
+        self._unstored.append((item, claim))
+        self._unstored_rows += len(item.feedback.env_indices)
+        if claim is None or self._unstored_rows > self.algorithm.frames_before_control():
+            self._store()
+
+    def _store(self) -> None:
+        """Give the algorithm what it may learn from."""
+        if not self._unstored:
+            return
         started_s = self._clock()
+        unstored, self._unstored, self._unstored_rows = self._unstored, [], 0
+        logged: MetricDict = {}
+        for item, claim in unstored:
+            logged |= self._store_report(item, claim)
+        self._control_due = self._is_control_due()
+        elapsed_s = self._clock() - started_s
+        self.metrics.feedback_s.add(elapsed_s)
+        self._guard.note_feedback(elapsed_s / len(unstored))
+        if logged:
+            self._log_metrics(logged, now=False)
+
+    def _store_report(self, item: _Report, claim: Any) -> MetricDict:
         client, report = item.client, item.feedback
         if report.steps is None and client.knows_steps:
             client.knows_steps = False
@@ -389,36 +459,37 @@ class Trainer:
                 "%r does not say how many steps its chunks ran: gamma and counts are per chunk",
                 client.connection,
             )
-        if self._takes_batches:
+        if self._takes_batches and item.episodes:
             self.algorithm.record_episodes(item.episodes)
         logged: MetricDict = {}
-        for step, at, frames in client.envs.report(report):
+        limit = self.algorithm.max_staleness
+        for step, at, frames in client.envs.report(report, claim):
             staleness = self.version - step.version + (self._learning_since_s is not None)
             self.metrics.staleness.add(staleness)
-            limit = self.algorithm.max_staleness
             if (limit is not None and staleness > limit) or self._has_no_room():
                 self._discard(client, report, at, frames)
                 continue
-            good = client.envs.finite(step, at, report)
+            good = finite_frames(frames)
             if good is not None:
-                bad = (~good).nonzero()[0]
-                self.metrics.nonfinite_observations += len(bad)
-                _log.warning(
-                    "%r: the observations of envs %s are not finite; not learned from",
-                    client.connection,
-                    report.env_indices[at][bad].tolist(),
-                )
-                self._discard(client, report, at[bad], frames.rows(bad))
-                frames = frames.rows(good.nonzero()[0])
+                frames = self._leave_out(client, report, at, frames, good)
             if len(frames):
                 logged |= self.algorithm.feedback_batch(frames)
                 self.metrics.stored_frames += len(frames)
-        self._control_due = self._is_control_due()
-        elapsed_s = self._clock() - started_s
-        self.metrics.feedback_s.add(elapsed_s)
-        self._guard.note_feedback(elapsed_s)
-        if logged:
-            self._log_metrics(logged, now=False)
+        return logged
+
+    def _leave_out(  # private
+        self, client: _Client, report: Feedback, at: Any, frames: FrameBatch, good: Any
+    ) -> FrameBatch:
+        """Drop frames with an observation that is not finite; give the others."""
+        bad = (~good).nonzero()[0]
+        self.metrics.nonfinite_observations += len(bad)
+        _log.warning(
+            "%r: the observations of envs %s are not finite; not learned from",
+            client.connection,
+            report.env_indices[at][bad].tolist(),
+        )
+        self._discard(client, report, at[bad], frames.rows(bad))
+        return frames.rows(good.nonzero()[0])
 
     def _has_no_room(self) -> bool:
         """Whether the next buffer is full already while the learner is busy with the last."""
@@ -443,6 +514,7 @@ class Trainer:
 
     def _control(self) -> None:
         """Finish a learn step, begin one, save, or end; in the acting thread only."""
+        self._store()
         if self._learned:
             self._finish_learning()
         self._control_due = False

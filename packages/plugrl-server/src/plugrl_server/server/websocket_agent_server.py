@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -167,6 +168,9 @@ class WebSocketAgentServer:
         state = self._state = _State(asyncio.get_running_loop())
         # Acting must not wait 5 ms for a learner between two instructions.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        # What exists now stays: the collector need not walk it again during a round trip.
+        gc.collect()
+        gc.freeze()
         endpoint = self._make_endpoint()
         await endpoint.start()
         self.port = endpoint.port

@@ -25,7 +25,7 @@ from plugrl_server.algorithm.torch_state import (
 from plugrl_server.buffer.rollout_buffer import RolloutBuffer, Segments
 from plugrl_server.common.trees import map_tree, take
 from plugrl_server.errors import PolicyContractError
-from plugrl_server.policy.state import to_numpy_state
+from plugrl_server.policy.state import pick_fields
 from rlightning.ops import losses
 from rlightning.ops.normalization import RunningMeanStd
 
@@ -97,14 +97,7 @@ class PPOAlgorithm(BaseAlgorithm):
 
     def derive_train_state(self, runtime_state: PolicyRuntimeState) -> PolicyTrainState:
         """Keep the four fields that PPO learns from."""
-        state = to_numpy_state(runtime_state)
-        missing = [name for name in _FIELDS if name not in state]
-        if missing:
-            raise PolicyContractError(
-                f"the runtime state of {type(self.policy).__name__} lacks {', '.join(missing)}; "
-                f"ppo stores {', '.join(_FIELDS)}"
-            )
-        return {name: state[name] for name in _FIELDS}
+        return pick_fields(runtime_state, _FIELDS, needed_by="ppo")
 
     def feedback(self, **frame: Any) -> Any:
         """Not used: `feedback_batch` stores whole batches."""
@@ -128,6 +121,16 @@ class PPOAlgorithm(BaseAlgorithm):
     def max_staleness(self) -> int:
         """As configured."""
         return int(self.config.max_staleness)
+
+    def frames_before_control(self) -> int:
+        """Until the buffer is full, or the run's last frame may be in."""
+        room = int(self.config.buffer_size) - len(self.filling) - 1
+        total = self.config.global_steps
+        if total is None:
+            return room
+        # A frame lasts at most as many steps as a chunk is long.
+        longest = max(1, int(getattr(self.policy, "action_horizon", 1)))
+        return min(room, (int(total) - self.global_step - 1) // longest)
 
     def should_learn(self) -> bool:
         """When the buffer is full, or the run's last frames are in."""

@@ -27,7 +27,7 @@ from plugrl_server.algorithm.torch_state import (
 from plugrl_server.buffer.replay_buffer import ReplayBuffer
 from plugrl_server.common.trees import map_tree
 from plugrl_server.errors import PolicyContractError
-from plugrl_server.policy.state import to_numpy_state
+from plugrl_server.policy.state import pick_fields
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,14 +95,7 @@ class SACAlgorithm(BaseAlgorithm):
 
     def derive_train_state(self, runtime_state: PolicyRuntimeState) -> PolicyTrainState:
         """Keep the observation and the action."""
-        state = to_numpy_state(runtime_state)
-        missing = [name for name in ("obs", "action") if name not in state]
-        if missing:
-            raise PolicyContractError(
-                f"the runtime state of {type(self.policy).__name__} lacks {', '.join(missing)}; "
-                "sac stores obs and action"
-            )
-        return {"obs": state["obs"], "action": state["action"]}
+        return pick_fields(runtime_state, ("obs", "action"), needed_by="sac")
 
     def feedback(self, **frame: Any) -> Any:
         """Not used: `feedback_batch` stores whole batches."""
