@@ -375,21 +375,29 @@ def test_a_server_without_metadata_is_not_waited_for_ever(library, script_server
             client.connect()
 
 
-@pytest.mark.parametrize("close", [CLOSE_RESYNC, CLOSE_STOP, CLOSE_INTERNAL_ERROR])
-def test_a_server_that_closes_before_its_metadata(library, script_server, close):
+@pytest.mark.parametrize(
+    ("close", "wait", "kind"),
+    [
+        (CLOSE_RESYNC, False, None),
+        (CLOSE_STOP, True, None),
+        (CLOSE_STOP, False, ServerStopped),
+        (CLOSE_INTERNAL_ERROR, True, ServerFailedError),
+    ],
+)
+def test_a_server_that_closes_before_its_metadata(library, script_server, close, wait, kind):
     def script(connection, serial):
         if serial:
             return obliging(connection, serial)
         return connection.close(close.code, close.reason)
 
     with script_server(script) as url:
-        client = EnvClient(url, library=library, backoff=QUICK)
-        if close == CLOSE_INTERNAL_ERROR:
-            with pytest.raises(ServerFailedError):
-                client.connect()
-        else:
+        client = EnvClient(url, library=library, backoff=QUICK, wait_for_next_run=wait)
+        if kind is None:
             client.connect()
             assert client.connections == 1, "one that is on its way out, then the next"
+        else:
+            with pytest.raises(kind):
+                client.connect()
         client.close()
 
 

@@ -382,6 +382,13 @@ def test_observations_are_built_from_what_an_environment_gives():
         make_observation(num_envs=2, states={"s": np.zeros((3, 1))})
 
 
+def test_rows_that_are_not_finite_are_told_apart():
+    states = {"a": np.array([[1.0, np.nan], [1.0, 2.0], [np.inf, 0.0]]), "b": np.zeros((3, 1))}
+    seen = make_observation(num_envs=3, states=states)
+    assert seen.finite().tolist() == [False, True, False]
+    assert make_observation(num_envs=2).finite().tolist() == [True, True]
+
+
 def test_messages_cannot_be_changed():
     message = parse_infer(infer_map())
     with pytest.raises(AttributeError):

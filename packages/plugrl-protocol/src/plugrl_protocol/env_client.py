@@ -132,6 +132,7 @@ class EnvClient:
 
         Raises:
             ServerNotFoundError: none came within the limit.
+            ServerStopped: the run is finished, and nobody asked to wait for the next.
             HandshakeError: the server refused, for example the API key.
             ProtocolError: what answered does not speak this protocol.
         """
@@ -143,6 +144,8 @@ class EnvClient:
             try:
                 return self._connect_once()
             except (ConnectFailedError, ConnectionReplaced, ServerStopped) as error:
+                if isinstance(error, ServerStopped) and not self._wait_for_next_run:
+                    raise
                 waited_s = time.monotonic() - started_s
                 if limit_s is not None and waited_s + delay_s > limit_s:
                     raise ServerNotFoundError(

@@ -60,6 +60,13 @@ class Observation:
             text=self.text[index],
         )
 
+    def finite(self) -> npt.NDArray[np.bool_]:
+        """Tell which rows are finite, ``|b1 [n]``: others must not be learned from."""
+        rows = np.ones(len(self), np.bool_)
+        for state in self.states.values():
+            rows &= np.isfinite(state).all(axis=1)
+        return rows
+
     def to_wire(self) -> dict[str, Any]:
         """Give the ``obs`` map of the wire."""
         return {"images": dict(self.images), "states": dict(self.states), "text": self.text}
