@@ -20,6 +20,7 @@ from gymnasium.vector.utils import CloudpickleWrapper, batch_space
 from plugrl_envs.async_worker import run_worker
 from plugrl_envs.errors import EnvTimeoutError, EnvWorkerError
 from plugrl_envs.infos import add_info
+from plugrl_envs.quiet import log_once
 from plugrl_envs.shared_batch import SharedBatch
 from plugrl_envs.spaces import copy_batch
 from plugrl_envs.sync_vector import row_seeds, split_reset_mask
@@ -98,6 +99,8 @@ class AsyncRows(gym.vector.VectorEnv[Any, Any, Any]):
     def _adopt_spaces(self, answers: list[Any]) -> None:
         first = answers[0]
         for index, answer in enumerate(answers):
+            for warning in answer["warnings"]:
+                log_once(warning)
             for name in ("observation_space", "action_space"):
                 if answer[name] != first[name]:
                     raise ValueError(

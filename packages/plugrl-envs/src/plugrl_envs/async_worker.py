@@ -10,6 +10,7 @@ import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from plugrl_envs.quiet import held_back
 from plugrl_envs.row import Row
 from plugrl_envs.shared_batch import SharedBatch
 from plugrl_envs.snapshot import get_env_state, set_env_state
@@ -56,7 +57,8 @@ def run_worker(
 
 class _Worker:
     def __init__(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
-        self._row = Row(env_fn)
+        with held_back() as self._warnings:
+            self._row = Row(env_fn)
         self._env = self._row.env
         self._index = -1
         self._shared: SharedBatch | None = None
@@ -68,6 +70,7 @@ class _Worker:
             "action_space": env.action_space,
             "metadata": env.metadata,
             "render_mode": env.render_mode,
+            "warnings": self._warnings,
         }
 
     def attach(self, name: str, index: int, num_envs: int) -> None:
