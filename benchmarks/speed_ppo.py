@@ -126,10 +126,10 @@ def by_hand(config: MainConfig, task: str):
             with torch.inference_mode():
                 for step in range(STEPS):
                     observations[step] = state["observation"]
-                    distribution, value = model(torch.from_numpy(observations[step]))
-                    action = distribution.sample()
+                    distribution, value = model.act(torch.from_numpy(observations[step]))
+                    action, log_prob = distribution.sample_with_log_prob()
                     actions.append(action)
-                    log_probs.append(distribution.log_prob(action))
+                    log_probs.append(log_prob)
                     values.append(value)
                     sent = action.numpy()
                     if isinstance(space, gym.spaces.Box):
@@ -141,9 +141,9 @@ def by_hand(config: MainConfig, task: str):
                     if truncated[step].any():
                         cut = truncated[step]
                         final = np.stack(list(result[4]["final_obs"][cut])).astype(np.float32)
-                        finals[step, torch.from_numpy(cut)] = model.value(torch.from_numpy(final))
+                        finals[step, torch.from_numpy(cut)] = model.act(torch.from_numpy(final))[1]
                 observations[STEPS] = state["observation"]
-                values.append(model.value(torch.from_numpy(observations[STEPS])))
+                values.append(model.act(torch.from_numpy(observations[STEPS]))[1])
                 value = torch.stack(values)
                 ended = torch.from_numpy(terminated | truncated)
                 advantage, returns = gae(
