@@ -83,7 +83,7 @@ def run(folder, **keys):
 
 
 def state_of(engine):
-    """Every tensor of the learner: networks, normalisers, moments of Adam, and the learning rate."""
+    """The learner: tensors of networks and normalisers, moments of Adam, the learning rate."""
     policy = engine.policy_group.train_list[0]
     tensors = dict(nn.Module.state_dict(policy))
     for index, entry in policy.optimizer.state_dict()["state"].items():

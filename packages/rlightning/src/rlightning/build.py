@@ -50,6 +50,7 @@ def check_config(config: MainConfig) -> None:
     _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
     _resolve(config.policy, POLICIES.get(config.policy.type), path="policy")
     _resolve_train(config)
+    _check_batch(config)
 
 
 def build_env_group(
@@ -187,6 +188,17 @@ def _resolve_train(config: MainConfig) -> None:
         path="train",
         owner=" and ".join(f"{kind.__name__}.TrainExtras" for kind in kinds),
     )
+
+
+def _check_batch(config: MainConfig) -> None:
+    """Refuse a batch that never fills: some engines would wait for it, others never learn."""
+    sampler, capacity = config.buffer.sampler, config.buffer.capacity
+    kind = sampler.type if sampler else BUFFERS.get(config.buffer.type).default_sampler
+    if kind != "all" and config.train.batch_size > capacity:
+        raise ConfigError(
+            f"train.batch_size is {config.train.batch_size} and buffer.capacity is {capacity}: a "
+            "batch never fills. Raise buffer.capacity or lower train.batch_size"
+        )
 
 
 def _resolve(section: Any, kind: type[Any], *, path: str) -> None:
