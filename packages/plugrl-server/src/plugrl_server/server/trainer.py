@@ -523,10 +523,10 @@ class Trainer:
         algorithm = self.algorithm
         if self._stop_requested:
             self._end(Ending.INTERRUPTED)
-        elif algorithm.should_learn():
-            self._begin_learning()
         elif algorithm.should_stop():
             self._end(Ending.FINISHED)
+        elif algorithm.should_learn():
+            self._begin_learning()
         elif algorithm.should_save():
             self._save()
 
@@ -601,7 +601,20 @@ class Trainer:
         self._learner.submit(write)
         return done
 
+    def _settle(self, ending: Ending) -> None:
+        """Account for reports that have arrived: stored, unless the run needs no more."""
+        while self._inbox:
+            item = self._inbox.popleft()
+            if not isinstance(item, _Report):
+                continue
+            if ending is Ending.FINISHED:
+                self.metrics.discarded_frames += len(item.feedback.env_indices)
+            else:
+                self._take_report(item)
+        self._store()
+
     def _end(self, ending: Ending) -> None:
+        self._settle(ending)
         self._log_metrics({"train": {"global_step": self.algorithm.global_step}}, now=True)
         saved = self._save()
         while not saved.wait(0.1) and self.error is None:

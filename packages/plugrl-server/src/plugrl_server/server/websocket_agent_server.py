@@ -196,7 +196,8 @@ class WebSocketAgentServer:
         self.trainer.request_stop()
         if self._state is not None:
             loop = self._state.loop
-            loop.call_soon_threadsafe(loop.call_later, SHUTDOWN_SAVE_TIMEOUT, self._give_up)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended already
+                loop.call_soon_threadsafe(loop.call_later, SHUTDOWN_SAVE_TIMEOUT, self._give_up)
 
     def _make_endpoint(self) -> Endpoint:
         socket = self._socket

@@ -86,6 +86,7 @@ class PPOAlgorithm(BaseAlgorithm):
         self._learning = self.filling
         self._last_saved_itr = 0
         self._learned_obs: Any = None
+        self._learned_last = False
         self._seed = int(torch.randint(2**31, ()))
         self.generator = torch.Generator().manual_seed(self._seed)
 
@@ -143,7 +144,8 @@ class PPOAlgorithm(BaseAlgorithm):
     def should_stop(self) -> bool:
         """After the run's steps, or learn steps, once all of it is learned."""
         if self.config.global_steps is not None:
-            return self._all_collected() and len(self.filling) == 0
+            nothing_left = self._learned_last or len(self.filling) == 0
+            return self._all_collected() and nothing_left
         return self.train_itrs >= int(self.config.train_itrs)
 
     def should_save(self) -> bool:
@@ -184,6 +186,7 @@ class PPOAlgorithm(BaseAlgorithm):
     def pre_learn(self) -> None:
         """Hand the buffer over; new frames go to another one if the policy goes on acting."""
         self._learning = self.filling
+        self._learned_last = self._all_collected()
         if self.learner_policy is not self.policy:
             self.filling = RolloutBuffer(self.config.buffer_size, self.example_train_state(1))
 
