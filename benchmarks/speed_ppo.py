@@ -217,7 +217,18 @@ def main() -> None:
             detail = {name: round(value) for name, value in median.items()}
             report(f"{task}: times Stable-Baselines3", median["ours"] / median["sb3"], 2, 3, detail)
             cost = 100 * (median["hand"] / median["ours"] - 1)
-            report(f"{task}: own cost over a bare loop, %", cost, 15, 5, detail)
+            report(f"{task}: own cost, hand-written update, %", cost, 15, 5, detail)
+            engine.close()
+            plain = config_of(task, f"{folder}/{task}-plain", fused_update="off")
+            engine = engine_of(plain)
+            rates = alternate(
+                {"ours": lambda n, e=engine: epochs(e, n), "hand": by_hand(plain, task)},
+                count, rounds, STEPS * ENVS,
+            )  # fmt: skip
+            median = {name: statistics.median(values) for name, values in rates.items()}
+            detail = {name: round(value) for name, value in median.items()}
+            cost = 100 * (median["hand"] / median["ours"] - 1)
+            report(f"{task}: own cost, autograd update, %", cost, 15, 5, detail)
             engine.close()
         native = config_of(
             "CartPole-v1", f"{folder}/native", num_envs=64, vectorization="native",

@@ -7,7 +7,6 @@ between the two roles. It knows nothing about environments, buffers or where oth
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import pathlib
 import threading
@@ -36,8 +35,6 @@ from rlightning.types import EnvRet, PolicyResponse, PolicyRole
 from rlightning.utils.tensors import default_device, set_nested_attr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rlightning.config import PolicyConfig, TrainConfig
     from rlightning.types import EnvMeta
 
@@ -369,12 +366,3 @@ class BasePolicy(nn.Module, ABC):
             CheckpointError: something that the policy has is missing from `state`.
         """
         self.load_training_state(read_training_state(find_stateful(self), state))
-
-    @contextlib.contextmanager
-    def acting_deterministically(self, deterministic: bool) -> Iterator[None]:  # noqa: FBT001  # the flag is the point
-        """Set `deterministic` for the duration of the context."""
-        before, self.deterministic = self.deterministic, deterministic
-        try:
-            yield
-        finally:
-            self.deterministic = before

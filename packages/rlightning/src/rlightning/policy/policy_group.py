@@ -99,14 +99,15 @@ class PolicyGroup:
         """
         env_rets = batched_env_ret.values()
         policy = self.eval_list[0]
-        with policy.acting_deterministically(deterministic):
-            if policy.batched_rollout:
-                response = policy._rollout(join_rows(env_rets))
-                responses = split_rows(response, env_rets)
-            elif policy.rollout_mode == "async":
-                responses = self._event_loop().run(_gather(policy, env_rets))
-            else:
-                responses = [policy._rollout(env_ret) for env_ret in env_rets]
+        if policy.deterministic != deterministic:
+            policy.deterministic = deterministic
+        if policy.batched_rollout:
+            response = policy._rollout(join_rows(env_rets))
+            responses = split_rows(response, env_rets)
+        elif policy.rollout_mode == "async":
+            responses = self._event_loop().run(_gather(policy, env_rets))
+        else:
+            responses = [policy._rollout(env_ret) for env_ret in env_rets]
         return BatchedData(batched_env_ret.ids(), responses)
 
     def _event_loop(self) -> asyncio.Runner:

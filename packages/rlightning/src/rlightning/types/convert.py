@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     import torch
 
+_LEAVES = (np.ndarray, np.generic, float, int, bool, str)
+"""Frequent leaves, told apart before containers are looked for."""
+
 __all__ = ["is_tensor", "map_leaves", "to_device", "to_numpy"]
 
 
@@ -23,6 +26,8 @@ def is_tensor(value: Any) -> bool:
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply `function` to every leaf of nested dicts, lists and tuples; keep the containers."""
+    if isinstance(value, _LEAVES):
+        return function(value)
     if isinstance(value, dict):
         return {key: map_leaves(function, item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -40,12 +45,13 @@ def to_device(value: Any, device: str | torch.device) -> Any:
     import torch  # only who moves data to a device needs torch
 
     def move(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray):
+            if leaf.dtype.kind not in "bifu":
+                return leaf
+            tensor = torch.from_numpy(leaf if _can_be_shared(leaf) else _native_copy(leaf))
+            return tensor if device == "cpu" else tensor.to(device)
         if isinstance(leaf, torch.Tensor):
             return leaf.to(device)
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "bifu":
-            if not leaf.flags.writeable or not leaf.dtype.isnative or _negative_stride(leaf):
-                leaf = np.array(leaf, dtype=leaf.dtype.newbyteorder("="))
-            return torch.from_numpy(leaf).to(device)
         if isinstance(leaf, np.generic) and leaf.dtype.kind in "bifu":
             return torch.as_tensor(leaf).to(device)
         return leaf
@@ -53,8 +59,17 @@ def to_device(value: Any, device: str | torch.device) -> Any:
     return map_leaves(move, value)
 
 
-def _negative_stride(array: np.ndarray[Any, Any]) -> bool:
-    return any(stride < 0 for stride in array.strides)
+def _can_be_shared(array: np.ndarray[Any, Any]) -> bool:
+    """Return whether torch can look at the array's memory.
+
+    It reads no negative strides and no swapped bytes, and warns of memory it must not write.
+    """
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.writeable and array.dtype.isnative)
+
+
+def _native_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
 def to_numpy(value: Any) -> Any:

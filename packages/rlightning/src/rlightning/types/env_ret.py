@@ -94,8 +94,16 @@ class EnvRet:
         return self._map(to_numpy)
 
     def _map(self, convert: Any) -> EnvRet:
-        moved = {name: convert(getattr(self, name)) for name in _FIELDS}
-        return dataclasses.replace(self, **moved, _extra=convert(self._extra))
+        return type(self)(
+            self.env_id,
+            convert(self.observation),
+            convert(self.last_reward),
+            convert(self.last_terminated),
+            convert(self.last_truncated),
+            convert(self.info),
+            convert(self._extra),
+            self.ts_env_sent_ns,
+        )
 
     def mark_env_sent(self) -> EnvRet:
         """Stamp the moment of sending and return self."""
