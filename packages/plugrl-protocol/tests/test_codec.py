@@ -360,6 +360,15 @@ def test_templates_check_content_that_varies():
         decoder.decode(words.replace(b"b\x00\x00\x00", b"b\x00\x00\x70"))
 
 
+def test_a_template_is_the_frame_without_its_data():
+    decoder = Decoder()
+    frame = encode({"a": np.array([1, 2], "|u1"), "b": [np.array([3], "|u1")]})
+    assert decoder.match(frame) is None
+    decoder.decode(frame)
+    before, between, behind = decoder.match(frame).between
+    assert before + b"\x01\x02" + between + b"\x03" + behind == frame
+
+
 def test_a_template_never_serves_another_structure_of_the_same_length():
     decoder = Decoder()
     one = encode({"a": np.zeros((2, 3), "<f4"), "n": 1})
@@ -391,9 +400,9 @@ def test_many_structures_do_not_grow_the_decoder():
     decoder = Decoder()
     for size in range(100):
         decoder.decode(encode({"a": np.zeros(size, "|u1")}))
-    assert len(decoder._templates) == 16
+    assert len(decoder._templates) == 64
     decoder.decode(encode({"a": list(range(1000))}))
-    assert len(decoder._templates) == 16, "wide trees make no template"
+    assert len(decoder._templates) == 64, "wide trees make no template"
     decoder = Decoder()
     decoder.decode(encode({"a": "x" * 100_000}))
     assert not decoder._templates, "nor do long strings, which it would keep"

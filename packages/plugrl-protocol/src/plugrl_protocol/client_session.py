@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from plugrl_protocol.codec import CLIENT_LIMITS, Decoder, Encoder
+from plugrl_protocol.codec import CLIENT_LIMITS, Decoder
 from plugrl_protocol.errors import (
     CodecError,
     MalformedMessageError,
@@ -34,7 +34,7 @@ from plugrl_protocol.messages import (
     parse_infer,
     parse_metadata,
 )
-from plugrl_protocol.shortcuts import arrays_of, shorten
+from plugrl_protocol.shortcuts import Sender, arrays_of, shorten
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,7 +74,7 @@ class ClientSession:
     def __init__(self, *, reuse: bool = True) -> None:
         self.state = ClientState.AWAIT_METADATA
         self.metadata = Metadata()
-        self._encoder = Encoder(CLIENT_LIMITS)
+        self._sender = Sender(CLIENT_LIMITS)
         self._decoder = Decoder(CLIENT_LIMITS)
         self._wants_reuse = reuse
         self._asked: list[int] = []
@@ -174,16 +174,13 @@ class ClientSession:
         target = self._may_send("infer")
         if request.reuse is not None:
             raise MisuseError("leave reuse=None: the session decides what to leave out")
-        message = request.to_wire()
-        request = parse_infer(message)
+        request, frame_of_it = self._sender.prepare(request, parse_infer)
         indices = request.env_indices.tolist()
         owing = sorted(self._holding.intersection(indices))
         if owing:
             raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
         sent = self._leave_out(request, indices) if self.reuses else request
-        if sent is not request or _was_converted(message["data"], request.observation):
-            message = sent.to_wire()
-        frame = self._encoder.encode(message)
+        frame = frame_of_it() if sent is request else self._sender.encode(sent.to_wire())
         for index in indices:
             self._remembered.pop(index, None)
         self._asked = indices
@@ -224,15 +221,12 @@ class ClientSession:
         target = self._may_send("feedback")
         if not self.sends_steps and report.steps is not None:
             report = replace(report, steps=None)
-        message = report.to_wire()
-        report = parse_feedback(message)
+        report, frame_of_it = self._sender.prepare(report, parse_feedback)
         indices = report.env_indices.tolist()
         idle = [index for index in indices if index not in self._holding]
         if idle:
             raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
-        if _was_converted(message["data"]["obs"], report.observation):
-            message = report.to_wire()
-        frame = self._encoder.encode(message)
+        frame = frame_of_it()
         self._holding.difference_update(indices)
         if self.reuses:
             self._remember(report, indices)
@@ -247,12 +241,6 @@ class ClientSession:
                 self._remembered.pop(index, None)
             else:
                 self._remembered[index] = (kept, row)
-
-
-def _was_converted(sent: dict[str, Any], checked: Observation) -> bool:
-    """Tell whether parsing made other states of what the caller gave: integers become floats."""
-    states = sent["states"]
-    return any(states[name] is not array for name, array in checked.states.items())
 
 
 def _take(observation: Observation, rows: list[int]) -> Observation:

@@ -493,6 +493,11 @@ class Template:
                 return False
         return True
 
+    @property
+    def between(self) -> list[bytes]:
+        """The unchanging bytes before, between and behind the arrays."""
+        return [part for part, _ in self._fixed]
+
     def arrays(self, frame: bytes) -> list[Array]:
         """Lay the views on a matching frame."""
         return [slot.view(frame) for slot in self._slots]
@@ -527,7 +532,7 @@ class Decoder:
         limits: what decoding one frame may cost.
     """
 
-    _MAX_TEMPLATES: Final = 16
+    _MAX_TEMPLATES: Final = 64
     _MAX_TEMPLATE_NODES: Final = 256
     _MAX_TEMPLATE_BYTES: Final = 16_384
 

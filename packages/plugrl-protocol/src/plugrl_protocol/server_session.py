@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from plugrl_protocol.codec import SERVER_LIMITS, Decoder, Encoder, Limits
+from plugrl_protocol.codec import SERVER_LIMITS, Decoder, Limits
 from plugrl_protocol.errors import (
     CLOSE_FEEDBACK_TIMEOUT,
     Close,
@@ -38,7 +38,7 @@ from plugrl_protocol.messages import (
     parse_feedback,
     parse_infer,
 )
-from plugrl_protocol.shortcuts import arrays_of, shorten
+from plugrl_protocol.shortcuts import Sender, arrays_of, shorten
 
 if TYPE_CHECKING:
     from plugrl_protocol.codec import Array
@@ -133,7 +133,7 @@ class ServerSession:
         values = dict((metadata or make_metadata()).values)
         values["features"] = list(self.config.features)
         self._metadata = Metadata(values=values)
-        self._encoder = Encoder()
+        self._sender = Sender(self.config.limits)
         self._decoder = Decoder(self.config.limits)
         self._asked: Infer | None = None
         self._deadline_s: float | None = None
@@ -145,7 +145,7 @@ class ServerSession:
     def open(self) -> bytes:
         """Give the metadata frame; called once, before anything is received."""
         self._advance("metadata")
-        return self._encoder.encode(self._metadata.to_wire())
+        return self._sender.encode(self._metadata.to_wire())
 
     def answer(self, action: Array, now_s: float) -> bytes:
         """Answer the open infer.
@@ -163,10 +163,9 @@ class ServerSession:
         if self.state is not ServerState.INFERRING or self._asked is None:
             raise MisuseError(f"cannot answer: the connection is {self.state.value}")
         reply = Action(env_ids=self._asked.env_indices, action=np.asarray(action))
-        message = reply.to_wire()
         try:
-            parse_action(message)
-            frame = self._encoder.encode(message)
+            reply, frame_of_it = self._sender.prepare(reply, parse_action)
+            frame = frame_of_it()
         except (MalformedMessageError, CodecError) as error:
             raise MisuseError(f"this action cannot be sent: {error}") from error
         horizon = reply.action.shape[0]

@@ -1,4 +1,4 @@
-"""Rebuild a message whose form was checked before, looking only at what can have changed.
+"""Read and write messages whose form was seen before, looking only at what can have changed.
 
 Frames of one connection look alike: same keys, dtypes and shapes, other data (see `Decoder`). Once
 such a frame has passed `parse_infer` and its like, the next one needs its values checked, and no
@@ -8,10 +8,11 @@ convert something there is none, and the long way is taken each time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
+from plugrl_protocol.codec import Decoder, Encoder
 from plugrl_protocol.messages import (
     Action,
     Feedback,
@@ -26,7 +27,7 @@ from plugrl_protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from plugrl_protocol.codec import Array
+    from plugrl_protocol.codec import Array, Limits
 
 _ARRAY_MARK: Final = object()
 
@@ -159,3 +160,127 @@ def _shorten_action(like: Action, places: _Places) -> Callable[[list[Array]], Ac
         return Action(env_ids=arrays[at_ids], action=arrays[at_action])
 
     return build
+
+
+# -------------------------------------------------------------------------------------- sending
+
+Form: TypeAlias = "tuple[Any, ...]"
+Sent = TypeVar("Sent", Infer, Feedback, Action)
+_MAX_FORMS: Final = 64
+# Below this size a copy is cheaper than a buffer object.
+_SMALL_BYTES: Final = 4096
+
+
+def form_of(message: Infer | Feedback | Action) -> tuple[Form, list[Array]] | None:
+    """Tell the form of a message that is to be sent, and its arrays in the order of its frame.
+
+    Two messages of one form differ in the data of their arrays and in nothing else.
+
+    Returns:
+        None where there is more to it: ``reuse``, ``info``, or something that is no array.
+    """
+    try:
+        if isinstance(message, Action):
+            arrays: list[Any] = [message.env_ids, message.action]
+            names: Form = ()
+        else:
+            seen = message.observation
+            names = (*seen.images, None, *seen.states)
+            arrays = [*seen.images.values(), *seen.states.values(), seen.text]
+            if isinstance(message, Infer):
+                if message.reuse is not None:
+                    return None
+                arrays += [message.env_indices, message.step_ids]
+            else:
+                if message.info:
+                    return None
+                arrays[:0] = [message.env_indices, message.step_ids]
+                arrays += [message.rewards, message.terminated, message.truncated]
+                if message.steps is not None:
+                    arrays.append(message.steps)
+        return (type(message), names, *[(a.dtype, a.shape) for a in arrays]), arrays
+    except AttributeError:
+        return None
+
+
+def _check_values(message: Infer | Feedback | Action) -> None:
+    """Check what the form of a message does not tell."""
+    if isinstance(message, Action):
+        return  # its env_ids were checked when they came
+    kind = "infer" if isinstance(message, Infer) else "feedback"
+    check_env_indices(message.env_indices, f"{kind}.env_indices")
+    check_step_ids(message.step_ids, f"{kind}.step_ids")
+    if isinstance(message, Feedback):
+        check_rewards(message.rewards)
+        if message.steps is not None:
+            check_steps(message.steps)
+
+
+class Sender:
+    """Check and encode messages; one whose form was sent before is filled into prepared bytes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._encoder = Encoder(limits)
+        self._limits = limits
+        self._known: dict[Form, list[bytes]] = {}
+        self._seen: set[Form] = set()
+
+    def encode(self, message: dict[str, Any]) -> bytes:
+        """Encode a message as it is; see `Encoder.encode`."""
+        return self._encoder.encode(message)
+
+    def prepare(
+        self, message: Sent, parse: Callable[[dict[str, Any]], Sent]
+    ) -> tuple[Sent, Callable[[], bytes]]:
+        """Check a message before it is sent.
+
+        Args:
+            message: as the caller made it.
+            parse: checks it in full, by its map.
+
+        Returns:
+            The message as the peer will read it, and a function that gives its frame.
+
+        Raises:
+            MalformedMessageError: the peer would refuse it.
+        """
+        found = form_of(message)
+        if found is not None and found[0] in self._known:
+            _check_values(message)
+            return message, lambda: self._fill(*found)
+        wire = message.to_wire()
+        checked = parse(wire)
+        again = form_of(checked)
+        if found is None or again is None or found[0] != again[0]:
+            # Parsing converts, for example integer states.
+            return checked, lambda: self._encoder.encode(checked.to_wire())
+        return checked, lambda: self._encode_form(wire, *found)
+
+    def _encode_form(self, wire: dict[str, Any], form: Form, arrays: list[Array]) -> bytes:
+        """Encode a message; at the second of its form, keep what will not change."""
+        frame = self._encoder.encode(wire)
+        if form not in self._seen:
+            if len(self._seen) >= _MAX_FORMS:
+                self._seen.clear()
+            self._seen.add(form)
+            return frame
+        decoder = Decoder(self._limits)
+        decoder.decode(frame)
+        template = decoder.match(frame)
+        if template is not None and len(template.between) == len(arrays) + 1:
+            if len(self._known) >= _MAX_FORMS:
+                self._known.clear()
+            self._known[form] = template.between
+        return frame
+
+    def _fill(self, form: Form, arrays: list[Array]) -> bytes:
+        """Put a frame of a known form together."""
+        between = self._known[form]
+        parts: list[Any] = [between[0]]
+        for array, part in zip(arrays, between[1:], strict=True):
+            if array.nbytes <= _SMALL_BYTES:
+                parts.append(array.tobytes())
+            else:
+                parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+            parts.append(part)
+        return b"".join(parts)
