@@ -97,10 +97,19 @@ class PolicyGroup:
             batched_env_ret: what the environments returned.
             deterministic: whether policies should act without exploration (evaluation).
         """
-        env_rets = batched_env_ret.values()
         policy = self.eval_list[0]
-        if policy.deterministic != deterministic:
-            policy.deterministic = deterministic
+        if policy.deterministic == deterministic:
+            return self._answer(policy, batched_env_ret)
+        policy.deterministic = deterministic
+        try:
+            return self._answer(policy, batched_env_ret)
+        finally:
+            policy.deterministic = not deterministic
+
+    def _answer(
+        self, policy: BasePolicy, batched_env_ret: BatchedData[EnvRet]
+    ) -> BatchedData[PolicyResponse]:
+        env_rets = batched_env_ret.values()
         if policy.batched_rollout:
             response = policy._rollout(join_rows(env_rets))
             responses = split_rows(response, env_rets)
