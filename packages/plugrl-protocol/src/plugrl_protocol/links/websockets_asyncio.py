@@ -155,8 +155,11 @@ class WebsocketsServerLink:
         try:
             while True:
                 self._receiving = False
-                if (self._outbox or self._close is not None) and self._flusher is None:
-                    await self._flush()
+                if self._flusher is None:
+                    while self._outbox:
+                        await self._connection.send(self._outbox.popleft())
+                    if self._close is not None:
+                        await self._flush()
                 frame = await self._connection.recv()
                 self._receiving = True
                 if self._close is None:
