@@ -103,7 +103,7 @@ class Args:
     keep: int | None = None
     """How many of the newest checkpoints stay; None keeps all."""
 
-    def __post_init__(self) -> None:
+    def validate(self) -> None:
         """Refuse what cannot be meant.
 
         Raises:
@@ -168,7 +168,9 @@ def parse(argv: Sequence[str]) -> Choice:
     policy_uid, policy_variant, algo_uid, algo_variant = names
     policy = dataclasses.replace(POLICIES.configs[policy_uid][policy_variant], algo=algo_uid)
     algo = ALGORITHMS.configs[algo_uid][algo_variant]
-    return Choice(policy_uid, algo_uid, _flags(names, rest, policy=policy, algo=algo))
+    args = _flags(names, rest, policy=policy, algo=algo)
+    args.validate()
+    return Choice(policy_uid, algo_uid, args)
 
 
 def _flags(names: list[str], rest: list[str], *, policy: Any, algo: Any) -> Any:
