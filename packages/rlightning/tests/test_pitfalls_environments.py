@@ -1,5 +1,6 @@
 """Environments as runs use them: evaluation starts, videos, noise of simulators, rendering."""
 
+import os
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
+from plugrl_envs import RenderingError, headless
 from rlightning.config import EnvConfig
 from rlightning.engine.evaluation import evaluate_episodes
 from rlightning.engine.recording import record_episodes
@@ -167,3 +169,85 @@ def test_worker_processes_of_mujoco_say_their_warning_once_for_all_of_them(tmp_p
     assert done.stdout == ""
     assert done.stderr.count("settotalmass") == 1
     assert list(tmp_path.iterdir()) == [script]
+
+
+# ---- drawing without a display -------------------------------------------------------------------
+
+DRAWN = """
+import os, sys
+from plugrl_envs import make_vec
+env = make_vec("Reacher-v5", 1, env_kwargs={"render_mode": "rgb_array"})
+env.reset(seed=0)
+[frame] = env.call("render")
+env.close()
+print(frame.shape, frame.max() > 0, os.environ["MUJOCO_GL"])
+"""
+
+
+OPENGL = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
+
+
+def on_a_machine_without_display(code, **changes):
+    kept = {name: value for name, value in os.environ.items() if name not in OPENGL}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=kept | changes, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_mujoco_draws_without_a_display_or_says_what_to_install():
+    pytest.importorskip("mujoco")
+    shown, said = on_a_machine_without_display(DRAWN)
+    if shown:
+        assert shown in ("(480, 480, 3) True egl", "(480, 480, 3) True osmesa")
+        assert said == ""
+    else:
+        assert "RenderingError: Reacher-v5 cannot be drawn: there is no display, and egl" in said
+        assert "libosmesa6" in said
+
+
+@pytest.mark.parametrize(
+    ("working", "chosen"), [({"egl", "osmesa"}, "egl"), ({"osmesa"}, "osmesa")], ids=str
+)
+def test_egl_is_taken_before_osmesa(monkeypatch, working, chosen):
+    for name in OPENGL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "")
+    monkeypatch.setattr(headless, "_why_not", lambda name: None if name in working else "missing")
+    headless.choose_opengl(gym.spec("Ant-v5"), "rgb_array")
+    assert os.environ["MUJOCO_GL"] == chosen
+
+
+def test_what_cannot_be_drawn_names_each_library_with_its_reason(monkeypatch):
+    for name in OPENGL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(headless, "_why_not", lambda name: f"no {name} driver")
+    with pytest.raises(
+        RenderingError, match=r"egl fails \(no egl driver\), and osmesa fails \(no o"
+    ):
+        headless.choose_opengl(gym.spec("Ant-v5"), "rgb_array")
+    headless.choose_opengl(gym.spec("Ant-v5"), None)
+    headless.choose_opengl(gym.spec("CartPole-v1"), "rgb_array")
+    assert "MUJOCO_GL" not in os.environ
+
+
+@pytest.mark.parametrize("variable", ["MUJOCO_GL", "DISPLAY"])
+def test_an_explicit_choice_and_a_display_are_respected(monkeypatch, variable):
+    for name in OPENGL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "glfw")
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "1")
+    monkeypatch.setattr(headless, "_why_not", lambda name: pytest.fail("looked for another"))
+    before = dict(os.environ)
+    headless.choose_opengl(gym.spec("Ant-v5"), "rgb_array")
+    assert dict(os.environ) == before
+
+
+def test_a_device_that_egl_does_not_have_is_named_not_replaced():
+    """MUJOCO_EGL_DEVICE_ID counts EGL's devices; 99 is none of them."""
+    pytest.importorskip("mujoco")
+    shown, said = on_a_machine_without_display(DRAWN, MUJOCO_EGL_DEVICE_ID="99")
+    assert shown == ""
+    assert "RenderingError: Reacher-v5 cannot be drawn" in said
+    assert "osmesa fails" not in said

@@ -8,6 +8,7 @@ from plugrl_envs.errors import (
     InvalidActionError,
     MissingExtraError,
     PlugrlEnvsError,
+    RenderingError,
     UnknownEnvError,
     UnsupportedSpaceError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "InvalidActionError",
     "MissingExtraError",
     "PlugrlEnvsError",
+    "RenderingError",
     "UnknownEnvError",
     "UnsupportedSpaceError",
     "Vectorization",

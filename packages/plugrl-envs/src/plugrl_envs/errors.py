@@ -8,6 +8,7 @@ The tree::
     ├── UnsupportedSpaceError (ValueError)  a space that policies cannot be given
     ├── AutoresetError (ValueError)         how the rows are reset is unknown or unusable
     ├── InvalidActionError (ValueError)     an action of the wrong shape, dtype or range
+    ├── RenderingError (RuntimeError)       nothing on this machine can draw the frames asked for
     └── EnvWorkerError (RuntimeError)       an environment raised or died; names the row
         └── EnvTimeoutError (TimeoutError)  an environment missed its deadline
 """
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidActionError",
     "MissingExtraError",
     "PlugrlEnvsError",
+    "RenderingError",
     "UnknownEnvError",
     "UnsupportedSpaceError",
 ]
@@ -64,6 +66,10 @@ class AutoresetError(PlugrlEnvsError, ValueError):
 
 class InvalidActionError(PlugrlEnvsError, ValueError):
     """An action has the wrong shape, dtype or range."""
+
+
+class RenderingError(PlugrlEnvsError, RuntimeError):
+    """Frames were asked for, and nothing on this machine can draw them."""
 
 
 class EnvWorkerError(PlugrlEnvsError, RuntimeError):

@@ -13,6 +13,7 @@ from plugrl_envs.async_vector import AsyncRows
 from plugrl_envs.atari import atari_preprocessing
 from plugrl_envs.envpool_env import make_envpool
 from plugrl_envs.families import prepare, prepare_simulator
+from plugrl_envs.headless import choose_opengl
 from plugrl_envs.sync_vector import SyncRows
 from plugrl_envs.vector import CanonicalVectorEnv
 
@@ -71,6 +72,7 @@ def make_vec(
         MissingExtraError: its simulator family is not installed.
         AutoresetError: a native environment whose reset cannot be mapped.
         UnsupportedSpaceError: a space that policies cannot be given.
+        RenderingError: frames of MuJoCo are asked for, and nothing here can draw them.
         ValueError: options that contradict each other.
     """
     if num_envs < 1:
@@ -101,6 +103,8 @@ def _row_maker(
 ) -> EnvFn:
     chosen = [_wrapper(wrapper) for wrapper in wrappers]
     spec = prepare(env_id) if isinstance(env_id, str) else None
+    if spec is not None:
+        choose_opengl(spec, kwargs.get("render_mode"))
     if spec is not None and "atari" in wrappers and "frameskip" in spec.kwargs:
         kwargs.setdefault("frameskip", 1)  # skipping is the wrapper's work
 
