@@ -21,6 +21,7 @@ from websockets.sync.client import connect
 
 from plugrl_protocol.codec import encode
 from plugrl_protocol.env_client import EnvClient
+from plugrl_protocol.errors import ConnectionReplaced
 from plugrl_protocol.messages import Feedback, Infer, make_observation
 from plugrl_server.algorithm.dummy import DummyAlgoConfig
 from plugrl_server.algorithm.ppo import PPOConfig
@@ -238,12 +239,23 @@ def test_a_second_signal_ends_the_server_in_the_middle_of_a_learn_step(tmp_path)
     with server_process(tmp_path, names=[*names, *slow, *quick]) as (process, url):
         client = TaskClient(url, IdentityTask(2, discrete=False))
         client.play(1)
+        held = threading.Thread(target=lambda: ended_by_server(client))
+        held.start()
+        held.join(0.5)
+        assert held.is_alive(), "the learn step holds the client"
         process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGTERM)
         assert process.wait(5) == 128 + signal.SIGTERM
+        held.join(10)
     client.close()
+
+
+def ended_by_server(client):
+    """Play on until the connection is lost."""
+    with pytest.raises(ConnectionReplaced):
+        client.play_round()
 
 
 # --- a learn step of 30 s -------------------------------------------------------------------------
