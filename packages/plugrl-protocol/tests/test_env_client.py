@@ -370,7 +370,7 @@ def test_a_server_without_metadata_is_not_waited_for_ever(library, script_server
     backoff = Backoff(first_s=0.01, longest_s=0.01, limit_s=0.2)
     with script_server(silent) as url:
         client = EnvClient(url, library=library, backoff=backoff)
-        client.options = ClientOptions(url=url, open_timeout_s=0.1)
+        client.options = ClientOptions(url=url, open_timeout_s=0.6)
         with pytest.raises(ServerNotFoundError, match="no metadata"):
             client.connect()
 
