@@ -9,6 +9,7 @@ from its own last observation; a chunk of k steps discounts by ``gamma ** k``.
 from __future__ import annotations
 
 import copy
+import logging
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from plugrl_server.policy.state import PolicyTrainState
 
 __all__ = ["SACAlgorithm"]
+
+_log = logging.getLogger(__name__)
 
 _OFFERS = (
     "sample_with_log_prob",
@@ -82,6 +85,7 @@ class SACAlgorithm(BaseAlgorithm):
         self.updates = 0
         self.skipped_updates = 0
         self._steps_at_learn = 0
+        self._steps_when_empty = 0
         self._owed = 0.0
         self._last_saved_step = 0
         self._batches: list[Any] = []
@@ -117,9 +121,14 @@ class SACAlgorithm(BaseAlgorithm):
         self.global_step += int(batch.steps.sum())
         return {}
 
+    @property
+    def _learning_starts(self) -> int:
+        """The step of the first update; again later where a run goes on without its transitions."""
+        return self._steps_when_empty + int(self.config.learning_starts)
+
     def should_learn(self) -> bool:
         """Once enough is stored, every ``update_every`` steps."""
-        if self.global_step < int(self.config.learning_starts):
+        if self.global_step < self._learning_starts:
             return False
         return self.global_step - self._steps_at_learn >= int(self.config.update_every)
 
@@ -150,7 +159,7 @@ class SACAlgorithm(BaseAlgorithm):
 
     def pre_learn(self) -> None:
         """Draw the batches of the updates that are due, so that the learner needs no buffer."""
-        start = max(self._steps_at_learn, int(self.config.learning_starts) - 1)
+        start = max(self._steps_at_learn, self._learning_starts - 1)
         self._owed += (self.global_step - start) * float(self.config.update_to_data_ratio)
         self._steps_at_learn = self.global_step
         due = int(self._owed)
@@ -230,8 +239,9 @@ class SACAlgorithm(BaseAlgorithm):
 
     def get_collect_progress_total(self) -> int:
         """Steps before the first update, then between two."""
-        starts = int(self.config.learning_starts)
-        return starts if self.global_step < starts else int(self.config.update_every)
+        if self.global_step < self._learning_starts:
+            return self._learning_starts - self._steps_at_learn
+        return int(self.config.update_every)
 
     def get_collect_progress_completed(self) -> int:
         """How many of them there are."""
@@ -245,6 +255,7 @@ class SACAlgorithm(BaseAlgorithm):
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
             "steps_at_learn": self._steps_at_learn,
+            "steps_when_empty": self._steps_when_empty,
             "owed": self._owed,
             "last_saved_step": self._last_saved_step,
             "replay": self.replay.state_dict(contents=contents),
@@ -267,4 +278,13 @@ class SACAlgorithm(BaseAlgorithm):
         self.updates, self.skipped_updates = int(meta["updates"]), int(meta["skipped_updates"])
         self._steps_at_learn, self._owed = int(meta["steps_at_learn"]), float(meta["owed"])
         self._last_saved_step = int(meta["last_saved_step"])
+        self._steps_when_empty = int(meta.get("steps_when_empty", 0))
         self.replay.load_state_dict(meta["replay"])
+        if len(self.replay) == 0 and self.global_step > 0:
+            self._steps_when_empty = self.global_step
+            _log.warning(
+                "the checkpoint holds no transitions (--algo.save-replay-buffer): learning goes on "
+                "at step %d, after %d new steps",
+                self._learning_starts,
+                int(self.config.learning_starts),
+            )
