@@ -8,16 +8,12 @@ Run it alone: ``python benchmarks/codec.py [--quick]``.
 """
 
 import argparse
-import json
 import os
-import platform
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import msgpack
 import numpy as np
+from common import write_result
 
 from plugrl_protocol import Decoder, Encoder, Infer, make_observation
 
@@ -132,39 +128,14 @@ def main():
             r["over_raw"] for r in rows if r["message"] == "state only"
         ),
     }
-    result = {
-        "rows": rows,
-        "goals": [
-            {"goal": name, "found": value, "limit": GOAL, "holds": value <= GOAL}
-            for name, value in goals.items()
-        ],
-        **context(quick),
-    }
-    for goal in result["goals"]:
+    judged = [
+        {"goal": name, "found": value, "limit": GOAL, "holds": value <= GOAL}
+        for name, value in goals.items()
+    ]
+    for goal in judged:
         print(f"{'holds' if goal['holds'] else 'FAILS'}: {goal['goal']}: {goal['found']}")
-    write("codec", result, quick)
-
-
-def context(quick):
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {
-        "command": "python " + " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "quick": quick,
-        "machine": {
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load": round(os.getloadavg()[0], 1),
-        },
-        "commit": commit,
-    }
-
-
-def write(name, result, quick):
     if not quick:
-        path = Path(__file__).parent / "results" / f"{name}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_result("codec", rows, goals=judged, load=round(os.getloadavg()[0], 1))
 
 
 if __name__ == "__main__":

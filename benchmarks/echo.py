@@ -12,11 +12,12 @@ import argparse
 import asyncio
 import importlib.util
 import multiprocessing
+import os
 import statistics
 import time
 
 import numpy as np
-from codec import context, write
+from common import write_result
 
 from plugrl_protocol import (
     Endpoint,
@@ -200,22 +201,19 @@ def main():
     print(" | ".join(f"{name:>12}" for name in head))
     for row in rows:
         print(" | ".join(f"{row[name]!s:>12}" for name in head))
-    result = {
-        "rows": rows,
-        "goals": [
-            {
-                "goal": f"{row['library']}, {row['message']}: p50 within 1.1x of a bare echo",
-                "found": row["ratio_p50"],
-                "limit": GOAL,
-                "holds": row["ratio_p50"] <= GOAL,
-            }
-            for row in rows
-        ],
-        **context(quick),
-    }
-    for goal in result["goals"]:
+    goals = [
+        {
+            "goal": f"{row['library']}, {row['message']}: p50 within 1.1x of a bare echo",
+            "found": row["ratio_p50"],
+            "limit": GOAL,
+            "holds": row["ratio_p50"] <= GOAL,
+        }
+        for row in rows
+    ]
+    for goal in goals:
         print(f"{'holds' if goal['holds'] else 'FAILS'}: {goal['goal']}: {goal['found']}")
-    write("echo", result, quick)
+    if not quick:
+        write_result("echo", rows, goals=goals, load=round(os.getloadavg()[0], 1))
 
 
 if __name__ == "__main__":
