@@ -38,7 +38,7 @@ def test_the_temperature_falls_above_the_target_entropy_and_is_always_positive(e
         algorithm.updates += 299
         algorithm._update({"obs": torch.zeros(1, 2)})
         assert log_alpha.exp().item() > 0
-    assert abs(log_alpha.item() - before) > 10
+    assert abs(log_alpha.item() - before) > 3
     assert (log_alpha.item() < before) == (entropy > 0)
 
 
