@@ -439,21 +439,41 @@ def test_eval_stops_after_its_episodes_and_logs_them():
 # --- the guard ------------------------------------------------------------------------------------
 
 
+def quick(guard, calls=20, duration_s=0.0002):
+    for _ in range(calls):
+        guard.note_infer(duration_s)
+
+
 def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
     guard = InlineGuard(0.001)
-    for _ in range(19):
-        guard.note_infer(0.0002, inline=False)
+    quick(guard, 19)
     assert not guard.allows()
-    guard.note_infer(0.0002, inline=False)
+    quick(guard, 1)
     assert guard.allows()
-    guard.note_infer(0.006, inline=True)
+    guard.note_infer(0.006)
+    assert guard.allows(), "an interruption now and then is the machine's affair"
+    guard.note_infer(0.006)
+    guard.note_infer(0.006)
     assert not guard.allows()
-    for _ in range(20):
-        guard.note_infer(0.0002, inline=False)
+    quick(guard, 200)
     assert guard.allows()
-    guard.note_feedback(0.02)
+    quick(guard, 11, 0.002)
+    assert not guard.allows(), "the median is over the limit"
+
+
+@pytest.mark.parametrize("work", ["note_infer", "note_feedback"])
+def test_one_call_that_is_far_too_slow_sends_work_back_at_once(work):
+    guard = InlineGuard(0.001)
+    quick(guard, 500)
+    getattr(guard, work)(0.2)
     assert not guard.allows()
-    never = InlineGuard(0.0)
-    for _ in range(50):
-        never.note_infer(0.0001, inline=False)
-    assert not never.allows()
+    quick(guard, 19)
+    assert not guard.allows()
+    quick(guard, 1)
+    assert guard.allows()
+
+
+def test_a_limit_of_zero_never_allows_it():
+    guard = InlineGuard(0.0)
+    quick(guard, 100, 0.0001)
+    assert not guard.allows()

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 __all__ = ["InlineGuard"]
 
 _TRUSTED_AFTER = 20
-_SMOOTHING = 0.1
-_ONE_SLOW_CALL = 5.0
+_WINDOW = 21
+_SMOOTHING = 0.02
+_SLOW = 5.0
+_SLOW_SHARE = 0.05
+_FAR_TOO_SLOW = 50.0
 
 
 class InlineGuard:
     """Watches how long inferences and the storing of frames take.
 
-    Work starts in its thread. After 20 calls whose mean stays under the limit it may run on the
-    event loop. It goes back to its thread, for 20 calls at least, when the mean passes the limit or
-    when one call takes five times as long: the loop is held up by one slow call at most.
+    Work starts in its thread. After 20 calls whose median stays under the limit it may run on the
+    event loop. It goes back to its thread
+
+    * at once, for 20 calls at least, when one call takes fifty times the limit: the loop is held up
+      by one such call at most;
+    * while the median is above the limit, or one call in twenty takes five times the limit.
+
+    A median and a share, because on a busy machine any call may be interrupted for a while.
 
     Args:
         limit_s: in seconds; 0 never allows it.
@@ -26,26 +36,29 @@ class InlineGuard:
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self.infer_s = 0.0
-        self._feedback_s = 0.0
         self._calls = 0
+        self._slow_share = 0.0
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def allows(self) -> bool:
         """Whether the next piece of work may run on the event loop."""
-        return self._calls >= _TRUSTED_AFTER
+        if self._calls < _TRUSTED_AFTER or self._slow_share > _SLOW_SHARE:
+            return False
+        return sorted(self._recent)[len(self._recent) // 2] <= self._limit_s
 
-    def note_infer(self, duration_s: float, *, inline: bool) -> None:
-        """Tell how long an inference took, and where."""
-        del inline
-        self.infer_s += _SMOOTHING * (duration_s - self.infer_s)
-        self._judge(duration_s, self.infer_s)
+    def note_infer(self, duration_s: float) -> None:
+        """Tell how long an inference took."""
+        self.infer_s += 0.1 * (duration_s - self.infer_s)
+        self._recent.append(duration_s)
+        self._calls += 1
+        self._judge(duration_s)
 
     def note_feedback(self, duration_s: float) -> None:
         """Tell how long it took to store a message's frames."""
-        self._feedback_s += _SMOOTHING * (duration_s - self._feedback_s)
-        self._judge(duration_s, self._feedback_s, counts=False)
+        self._judge(duration_s)
 
-    def _judge(self, duration_s: float, mean_s: float, *, counts: bool = True) -> None:
-        if mean_s > self._limit_s or duration_s > _ONE_SLOW_CALL * self._limit_s:
+    def _judge(self, duration_s: float) -> None:
+        is_slow = duration_s > _SLOW * self._limit_s
+        self._slow_share += _SMOOTHING * (is_slow - self._slow_share)
+        if duration_s > _FAR_TOO_SLOW * self._limit_s:
             self._calls = 0
-        elif counts:
-            self._calls += 1

@@ -385,11 +385,11 @@ class Trainer:
         try:
             results = self._inference.run([ask.infer for ask in asks], layout)
         except Exception as error:  # noqa: BLE001  # the border to users' policies
-            self._guard.note_infer(self._clock() - started_s, inline=inline)
+            self._guard.note_infer(self._clock() - started_s)
             self._blame(batch, error)
             return
         now_s = self._clock()
-        self._guard.note_infer(now_s - started_s, inline=inline)
+        self._guard.note_infer(now_s - started_s)
         self.metrics.infer_s.add(now_s - started_s)
         self.metrics.batch_rows.add(sum(request.rows for request in batch))
         answers = []
