@@ -165,8 +165,11 @@ WEIGHTS = Registry(
 POLICIES = Registry(
     "policy",
     {
+        "DQNPolicy": "rlightning.policy.dqn_policy:DQNPolicy",
         "PPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
+        "SACPolicy": "rlightning.policy.sac_policy:SACPolicy",
         "SimplePPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
+        "TD3Policy": "rlightning.policy.td3_policy:TD3Policy",
     },
 )
 ENVS = Registry(

@@ -1,0 +1,257 @@
+"""`OffPolicy`: what SAC, TD3 and DQN share around their gradient step.
+
+The engine hands over one batch of ``train.batch_size`` sampled transitions per epoch. It is cut
+into minibatches of ``train.minibatch_size``, each other rows, and each makes one gradient step: the
+updates per environment step are ``batch_size / minibatch_size`` over the steps of an epoch, and are
+logged.
+
+Exploration follows the number of gradient steps so far, which is part of the policy's state: it
+reaches the acting instances with the weights and a resumed run with the checkpoint. Before the
+first one all actions are random; ``buffer.min_size`` says how many transitions come before that.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from rlightning.config import Config
+from rlightning.errors import ConfigError
+from rlightning.ops.q_learning import bootstrap_discount
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.minibatches import even_slices, require_columns, take_rows
+from rlightning.policy.over_ranks import least_over_ranks
+from rlightning.utils.logger import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+__all__ = ["OffPolicy", "OffPolicyTrainConfig", "Priorities", "Transitions"]
+
+_log = get_logger("policy")
+_COLUMNS = ("observation", "action", "reward", "terminated", "next_observation")
+
+
+class OffPolicyTrainConfig(Config):
+    """Keys of the ``train`` section that every off-policy algorithm reads."""
+
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount per environment step. Where the buffer sums the rewards of ``buffer.n_step`` steps,
+    ``buffer.gamma`` counts instead: set both to the same."""
+    minibatch_size: int | None = Field(default=None, ge=1)
+    """Rows of one gradient step, of which ``train.batch_size`` is a multiple; unset: one step for
+    the whole batch."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """How far the target networks move towards the learning ones; 1 copies them."""
+    target_interval: int = Field(default=1, ge=1)
+    """Gradient steps between moves of the target networks."""
+
+    @classmethod
+    def read(cls, train: Config | None) -> Self:
+        """Return the algorithm's part of a ``train`` section; what it leaves out, default."""
+        given = {} if train is None else {name: train.get(name) for name in cls.model_fields}
+        return cls.from_dict({name: value for name, value in given.items() if value is not None})
+
+
+class Transitions(NamedTuple):
+    """A minibatch, on the policy's device.
+
+    Attributes:
+        observation: B of them, in the form the encoders take.
+        action: [B, *A], as the environment counts.
+        reward: float32 [B]; over n steps their discounted sum.
+        discount: of the value of what followed, zero after a termination, float32 [B].
+        next_observation: what followed the last step, B of them.
+        weight: importance-sampling weights of prioritised replay, [B]; None without.
+    """
+
+    observation: Any
+    action: Tensor
+    reward: Tensor
+    discount: Tensor
+    next_observation: Any
+    weight: Tensor | None
+
+    def part(self, rows: slice) -> Transitions:
+        """Return some of the rows."""
+        columns: list[Any] = [None if item is None else take_rows(item, rows) for item in self]
+        return Transitions(*columns)
+
+
+class Priorities(NamedTuple):
+    """What ``ReplayBuffer.update_priorities`` takes, for the rows learned from.
+
+    Attributes:
+        names: the batch's column ``index``, int64 [rows].
+        errors: the size of their TD errors before the step, float32 [rows].
+    """
+
+    names: Tensor
+    errors: Tensor
+
+
+class OffPolicy(BasePolicy):
+    """Base of the algorithms that learn from a `ReplayBuffer`.
+
+    A subclass reads `hyper`, builds its networks and calls `start_counting` in `construct_network`,
+    creates `optimizers` by name and calls `check_batch_size` in `setup_optimizer`, and takes one
+    gradient step in `update`.
+    """
+
+    batched_rollout = True
+    hyper: OffPolicyTrainConfig
+    n_updates: Tensor
+    optimizers: dict[str, torch.optim.Optimizer]
+
+    def start_counting(self, env_meta: EnvMeta) -> None:
+        """Create the count of gradient steps; call it in `construct_network`."""
+        self.register_buffer("n_updates", torch.zeros((), dtype=torch.int64))
+        self._rows = env_meta.num_envs or 1
+        self._priorities: Priorities | None = None
+        self._warned = False
+
+    @abstractmethod
+    def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Take one gradient step.
+
+        Args:
+            batch: the minibatch.
+            step: how many gradient steps came before, over the whole run.
+
+        Returns:
+            Metrics, detached scalars; and TD errors from before the step, detached [B].
+        """
+
+    # ---- acting --------------------------------------------------------------------------------
+
+    @property
+    def acts_randomly(self) -> bool:
+        """Whether nothing has been learned yet, so that actions are uniform."""
+        return not self.deterministic and int(self.n_updates) == 0
+
+    def postprocess(
+        self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
+    ) -> None:
+        """Do nothing: a transition needs no more than the action."""
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    def check_batch_size(self) -> None:
+        """Refuse a batch that minibatches do not divide; call it in `setup_optimizer`.
+
+        Raises:
+            ConfigError: ``train.batch_size`` is no multiple of ``train.minibatch_size``.
+        """
+        minibatch_size = self.hyper.minibatch_size
+        batch_size = int(self.config.train_config.batch_size)
+        if batch_size % (minibatch_size or batch_size):
+            raise ConfigError(
+                f"train.batch_size is {batch_size}, train.minibatch_size {minibatch_size}; "
+                "expected batch_size = gradient steps per epoch * minibatch_size"
+            )
+
+    def update_dataset(self, data: Any) -> None:
+        """Keep sampled transitions: flat rows of a `ReplayBuffer`.
+
+        Raises:
+            ContractError: a column is missing.
+        """
+        have = [str(name) for name in data.keys()]  # noqa: SIM118  # iterating a TensorDict gives rows
+        further = [name for name in ("discount", "weight", "index") if name in have]
+        hint = f"{type(self).__name__} learns from a ReplayBuffer"
+        columns = require_columns(data, (*_COLUMNS, *further), hint=hint)
+        self.dataset = {name: column.to(self.device) for name, column in columns.items()}
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Take one gradient step per minibatch of the last dataset.
+
+        Returns:
+            Metrics by name: means over the steps; ``updates`` so far, and ``updates_per_step``, the
+            gradient steps per step of one worker's environments.
+        """
+        data = self.dataset
+        done, rows = int(self.n_updates), self._transitions(data)
+        logged: dict[str, list[Tensor]] = {}
+        errors: list[Tensor] = []
+        parts = self._minibatches(len(rows.reward))
+        for step, part in enumerate(parts, start=done):
+            metrics, td_error = self.update(rows.part(part), step)
+            errors.append(td_error)
+            for name, value in metrics.items():
+                logged.setdefault(name, []).append(value)
+        self.n_updates.add_(len(parts))
+        self._keep_priorities(data, torch.cat(errors).abs())
+        means = {name: float(torch.stack(values).mean()) for name, values in logged.items()}
+        return means | self._counts(len(parts))
+
+    def minimize(
+        self,
+        name: str,
+        loss: Tensor,
+        parameters: Iterable[nn.Parameter],
+        *,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        """Take one step of the optimizer `name`; nothing but `parameters` gets a gradient."""
+        optimizer, learned = self.optimizers[name], list(parameters)
+        optimizer.zero_grad()
+        torch.autograd.backward(loss, inputs=learned)
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(learned, max_grad_norm)
+        optimizer.step()
+
+    def _minibatches(self, n_rows: int) -> list[slice]:
+        """Cut rows into as many parts on every rank."""
+        size = self.hyper.minibatch_size or n_rows
+        return even_slices(n_rows, max(1, least_over_ranks(n_rows, self.process_group) // size))
+
+    def _transitions(self, data: dict[str, Any]) -> Transitions:
+        discount = data.get("discount")
+        if discount is None:
+            discount = bootstrap_discount(data["terminated"], gamma=self.hyper.gamma)
+        return Transitions(
+            data["observation"],
+            data["action"],
+            data["reward"].to(torch.float32),
+            discount.to(torch.float32),
+            data["next_observation"],
+            data.get("weight"),
+        )
+
+    def _counts(self, updates: int) -> dict[str, float]:
+        train = self.config.train_config
+        counts = {"updates": float(self.n_updates)}
+        if train.max_rollout_steps != -1:
+            steps = train.max_rollout_steps * train.rollout_epoch * self._rows
+            counts["updates_per_step"] = updates / steps
+        return counts
+
+    # ---- prioritised replay --------------------------------------------------------------------
+
+    def _keep_priorities(self, data: dict[str, Any], error: Tensor) -> None:
+        if "index" not in data:
+            return
+        if self._priorities is not None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the buffer is prioritised, but nobody took the priorities of the last update: "
+                "call buffer.update_priorities(*policy.priorities()) after policy.train, or all "
+                "transitions stay equally likely"
+            )
+        self._priorities = Priorities(data["index"].cpu(), error.detach().cpu())
+
+    def priorities(self) -> Priorities | None:
+        """Return index and TD error of the rows of the last `train`, once; None if there are none.
+
+        For ``buffer.update_priorities(*priorities)`` of a prioritised `ReplayBuffer`.
+        """
+        taken, self._priorities = self._priorities, None
+        return taken

@@ -1,0 +1,176 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905).
+
+Collecting: sample the squashed Gaussian. Learning, per minibatch: regress both critics on the soft
+value of what followed, move the policy towards what the lower critic values, move the temperature
+so that the policy's entropy meets its target, let the target critics follow.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rlightning.config import StrictConfig
+from rlightning.models.q_networks import (
+    QEnsemble,
+    QNetworkConfig,
+    SquashedGaussianActor,
+    UnitActions,
+    frozen_copy,
+)
+from rlightning.ops import soft_actor_critic as sac
+from rlightning.ops.distributions import squashed_gaussian_log_prob, squashed_gaussian_sample
+from rlightning.ops.q_learning import ensemble_loss, polyak_update, td_target
+from rlightning.policy.base_policy import BasePolicy
+from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions
+from rlightning.policy.over_ranks import mean_over_ranks
+from rlightning.policy.state import unwrap
+from rlightning.types import EnvRet, PolicyResponse
+from rlightning.utils.registry import POLICIES
+
+if TYPE_CHECKING:
+    from rlightning.types import EnvMeta
+
+__all__ = ["SACOptimConfig", "SACPolicy", "SACTrainConfig"]
+
+
+class SACTrainConfig(OffPolicyTrainConfig):
+    """Keys of the ``train`` section that SAC reads."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Worth of one nat of entropy in units of reward, at the start where it is learned."""
+    learn_temperature: bool = True
+    """Move the temperature so that the policy's entropy meets `target_entropy`."""
+    target_entropy: float | None = None
+    """In nats, of actions scaled to [-1, 1]; unset: minus the number of action dimensions."""
+    actor_interval: int = Field(default=1, ge=1)
+    """Gradient steps of the critics between those of the policy and the temperature."""
+
+
+class SACOptimConfig(StrictConfig):
+    """``policy.optim_cfg`` of SAC: learning rates of Adam."""
+
+    actor_lr: float = Field(default=3e-4, gt=0)
+    """Of the policy."""
+    critic_lr: float = Field(default=1e-3, gt=0)
+    """Of the critics."""
+    temperature_lr: float = Field(default=1e-3, gt=0)
+    """Of the temperature's logarithm."""
+
+
+@POLICIES.register("SACPolicy")
+class SACPolicy(OffPolicy):
+    """SAC for bounded Box actions and any supported observation.
+
+    Log-probabilities and entropies are those of unit actions, scaled to [-1, 1]: their numbers do
+    not depend on the units of the environment's actions.
+    """
+
+    hyper: SACTrainConfig
+
+    class TrainExtras(BasePolicy.TrainExtras, SACTrainConfig):
+        """Keys of the ``train`` section that SAC reads: those of `SACTrainConfig`."""
+
+    # ---- construction --------------------------------------------------------------------------
+
+    def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
+        """Build actor, critics, their slow copies and the temperature."""
+        model_cfg = self.config.model_cfg
+        network = QNetworkConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        self.hyper = SACTrainConfig.read(self.config.train_config)
+        self.unit_actions = UnitActions(env_meta.action_space)
+        space, size = env_meta.observation_space, self.unit_actions.size
+        self.actor = SquashedGaussianActor(space, size, network)
+        self.critic = QEnsemble(space, size, network)
+        self.target_critic = frozen_copy(self.critic)
+        self.log_alpha = nn.Parameter(
+            torch.tensor(math.log(self.hyper.temperature)),
+            requires_grad=self.hyper.learn_temperature,
+        )
+        self.start_counting(env_meta)
+
+    def setup_optimizer(self, optim_cfg: Any) -> None:
+        """Create one Adam for actor, critics and temperature each."""
+        self.check_batch_size()
+        rates = SACOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        target = self.hyper.target_entropy
+        self.target_entropy = -float(self.unit_actions.size) if target is None else target
+        learned = {
+            "actor": (self.actor.parameters(), rates.actor_lr),
+            "critic": (self.critic.parameters(), rates.critic_lr),
+        }
+        if self.hyper.learn_temperature:
+            learned["temperature"] = (iter([self.log_alpha]), rates.temperature_lr)
+        self.optimizers = {
+            name: torch.optim.Adam(parameters, lr=lr, fused=True)
+            for name, (parameters, lr) in learned.items()
+        }
+
+    # ---- acting --------------------------------------------------------------------------------
+
+    def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
+        """Act on rows [N, ...]; answer one action per row, in the environment's units."""
+        mean, log_std = self.actor(env_ret.observation)
+        if self.acts_randomly:
+            action = self.unit_actions.sample(len(mean))
+        elif self.deterministic:
+            action = mean.tanh()
+        else:
+            action, _ = squashed_gaussian_sample(mean, log_std)
+        return PolicyResponse(env_id=env_ret.env_id, action=self.unit_actions.to_env(action))
+
+    # ---- learning ------------------------------------------------------------------------------
+
+    @property
+    def temperature(self) -> Tensor:
+        """The worth of one nat of entropy, a positive scalar."""
+        return self.log_alpha.detach().exp()
+
+    def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Take a gradient step of the critics, and of actor and temperature where it is time."""
+        target = self._target(batch)
+        values = self.critic(batch.observation, self.unit_actions.to_unit(batch.action))
+        critic_loss = ensemble_loss(values, target, batch.weight)
+        self.minimize("critic", critic_loss, self.critic.parameters())
+        metrics = {"critic_loss": critic_loss.detach(), "q": values.detach().mean()}
+        if step % self.hyper.actor_interval == 0:
+            metrics |= self._update_actor(batch.observation)
+        if (step + 1) % self.hyper.target_interval == 0:
+            polyak_update(
+                self.target_critic.parameters(), self.critic.parameters(), tau=self.hyper.tau
+            )
+        return metrics, (values.detach() - target).abs().mean(0)
+
+    @torch.no_grad()
+    def _target(self, batch: Transitions) -> Tensor:
+        """Compute the soft value targets, [B]."""
+        action, log_prob = self._sample(batch.next_observation)
+        values = self.target_critic(batch.next_observation, action)
+        soft_value = sac.soft_value(values, log_prob, self.temperature)
+        return td_target(batch.reward, batch.discount, soft_value)
+
+    def _update_actor(self, observation: Any) -> dict[str, Tensor]:
+        action, log_prob = self._sample(observation)
+        critic = cast("QEnsemble", unwrap(self.critic))  # its own gradients are not wanted here
+        actor_loss = sac.actor_loss(critic(observation, action), log_prob, self.temperature)
+        self.minimize("actor", actor_loss, self.actor.parameters())
+        entropy = -log_prob.detach().mean()
+        if self.hyper.learn_temperature:
+            mean_entropy = mean_over_ranks(float(entropy), self.process_group)
+            loss = sac.temperature_loss(self.log_alpha, mean_entropy, self.target_entropy)
+            self.minimize("temperature", loss, [self.log_alpha])
+        return {
+            "actor_loss": actor_loss.detach(),
+            "entropy": entropy,
+            "temperature": self.temperature,
+        }
+
+    def _sample(self, observation: Any) -> tuple[Tensor, Tensor]:
+        """Draw unit actions [B, A], differentiably, and return their log-probabilities [B]."""
+        mean, log_std = self.actor(observation)
+        action, pre_tanh = squashed_gaussian_sample(mean, log_std)
+        return action, squashed_gaussian_log_prob(pre_tanh, mean, log_std)
