@@ -145,17 +145,17 @@ def _menu() -> str:
 
 def _run(job: Job) -> int:
     from plugrl_env_client.recorder import write_json
-    from plugrl_env_client.runner.logs import configure_logging
+    from plugrl_env_client.runner.logs import logging_to
     from plugrl_env_client.runner.run import run_guarded, run_multiprocess
 
-    configure_logging(job.args.log_level, job.run_dir)
-    config = {"uid": job.uid, **dataclasses.asdict(job.args)}
-    config.pop("api_key")
-    write_json(job.run_dir / "client_config.json", config)
-    _log.info("writing to %s", job.run_dir)
-    if job.args.num_procs == 1:
-        return run_guarded(job)
-    return run_multiprocess(job, job.args.num_procs)
+    with logging_to(job.run_dir, level=job.args.log_level):
+        config = {"uid": job.uid, **dataclasses.asdict(job.args)}
+        config.pop("api_key")
+        write_json(job.run_dir / "client_config.json", config)
+        _log.info("writing to %s", job.run_dir)
+        if job.args.num_procs == 1:
+            return run_guarded(job)
+        return run_multiprocess(job, job.args.num_procs)
 
 
 if __name__ == "__main__":

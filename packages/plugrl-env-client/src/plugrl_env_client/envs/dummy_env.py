@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from plugrl_env_client.envs.base_env import BaseEnv, BaseEnvConfig, Observation
 from plugrl_env_client.utils.registration import register_env, register_env_config
+from plugrl_env_client.utils.wrappers import reset_rows
 
 __all__ = ["DummyEnv", "DummyEnvConfig"]
 
@@ -54,7 +55,7 @@ class DummyEnv(BaseEnv[DummyEnvConfig]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Show new noise; with a seed, row i's noise is that of ``seed + i``."""
         self.seed_rngs(seed)
-        return self._observe(), {}
+        return self._observe(np.arange(self.num_envs)[reset_rows(options)]), {}
 
     def step(self, actions: Any) -> tuple[Observation, Any, Any, Any, dict[str, Any]]:
         """Step every row; see `BaseEnv.step`."""
@@ -62,19 +63,25 @@ class DummyEnv(BaseEnv[DummyEnvConfig]):
         terminated = draws[:, 0] < self.config.terminated_prob
         info = {"success": terminated & (draws[:, 2] < 0.5)}
         rewards = draws[:, 1].astype(np.float32)
-        return self._observe(), rewards, terminated, np.zeros(self.num_envs, np.bool_), info
+        obs = self._observe(np.arange(self.num_envs))
+        return obs, rewards, terminated, np.zeros(self.num_envs, np.bool_), info
 
-    def _observe(self) -> Observation:
+    def _observe(self, rows: npt.NDArray[np.int64]) -> Observation:
         config = self.config
+        rngs = [self.rngs[row] for row in rows.tolist()]
         return Observation(
-            images={"img": self._noise(config.img_size), "wrist_img": self._noise(
-                config.wrist_img_size)},
-            states={"state": np.stack([
-                rng.standard_normal(config.state_dim, np.float32) for rng in self.rngs])},
-            text=self._text,
-        )  # fmt: skip
-
-    def _noise(self, size: int) -> npt.NDArray[np.uint8]:
-        return np.stack(
-            [rng.integers(0, 256, (size, size, 3), np.uint8, endpoint=False) for rng in self.rngs]
+            images={
+                "img": _noise(rngs, config.img_size),
+                "wrist_img": _noise(rngs, config.wrist_img_size),
+            },
+            states={"state": _vectors(rngs, config.state_dim)},
+            text=self._text[rows],
         )
+
+
+def _noise(rngs: list[np.random.Generator], size: int) -> npt.NDArray[np.uint8]:
+    return np.stack([rng.integers(0, 256, (size, size, 3), np.uint8) for rng in rngs])
+
+
+def _vectors(rngs: list[np.random.Generator], width: int) -> npt.NDArray[np.float32]:
+    return np.stack([rng.standard_normal(width, np.float32) for rng in rngs])

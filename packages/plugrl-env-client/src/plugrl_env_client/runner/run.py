@@ -21,7 +21,7 @@ from plugrl_env_client.agent.websocket_env_client_agent import (
 )
 from plugrl_env_client.errors import ActionShapeError, EnvClientError
 from plugrl_env_client.recorder import Recorder
-from plugrl_env_client.runner.logs import configure_logging
+from plugrl_env_client.runner.logs import logging_to
 from plugrl_env_client.runner.rollout import RolloutLoop, RolloutOptions, RolloutResult
 from plugrl_env_client.runner.signals import Interrupted, interruptible
 from plugrl_env_client.utils.registration import make_vec
@@ -258,7 +258,9 @@ def _wait_for_all(processes: list[BaseProcess]) -> int:
             if ended.exitcode != 0:
                 _log.error("%s %s", ended.name, _how_it_ended(ended.exitcode))
                 if running:
-                    _log.error("ending its %d siblings", len(running))
+                    _log.error(
+                        "ending its siblings: %s", ", ".join(p.name for p in running.values())
+                    )
                 return 1 if ended.exitcode is None or ended.exitcode < 0 else ended.exitcode
     return 0
 
@@ -285,11 +287,11 @@ def _end(processes: list[BaseProcess]) -> None:
 
 
 def _process_main(job: Job, process_id: int, env_lock: Any) -> None:
-    configure_logging(job.args.log_level, job.run_dir, process_id=process_id)
-    _end_with_parent()
-    for module in job.imports:
-        importlib.import_module(module)
-    code = run_guarded(job, process_id, env_lock)
+    with logging_to(job.run_dir, level=job.args.log_level, process_id=process_id):
+        _end_with_parent()
+        for module in job.imports:
+            importlib.import_module(module)
+        code = run_guarded(job, process_id, env_lock)
     raise SystemExit(code)
 
 
