@@ -85,9 +85,9 @@ def render() -> str:
         "# Configuration",
         "",
         "Every key, its type and its default. Unknown keys are refused with a suggestion;",
-        "`model_cfg`, `optim_cfg`, `env_kwargs`, `policy_kwargs` and `init_params` are free-form, and",
-        "the class that reads one checks it. Any key is set on the command line as `a.b=c`; an entry",
-        "of an `env` list as `env.0.num_envs=4`.",
+        "`model_cfg`, `optim_cfg`, `env_kwargs`, `policy_kwargs` and `init_params` are free-form,",
+        "and the class that reads one checks it. Any key is set on the command line as `a.b=c`;",
+        "an entry of an `env` list as `env.0.num_envs=4`.",
     ]
     for path, file, title in SECTIONS:
         cls = find_class(ast.parse((SOURCE / file).read_text(encoding="utf-8")), path)
