@@ -41,14 +41,13 @@ def frames(*, images, envs=1):
     }
     states = {"obs": rng.normal(size=(envs, STATE_DIM)).astype(np.float32)}
     seen = make_observation(num_envs=envs, images=pictures, states=states)
-    small = make_observation(num_envs=envs, states=states)
     ids, zeros = np.arange(envs), np.zeros(envs, np.int64)
     flags = np.zeros(envs, np.bool_)
     infer = Infer(env_indices=ids, step_ids=zeros, observation=seen)
     feedback = Feedback(
         env_indices=ids,
         step_ids=zeros,
-        observation=small,
+        observation=seen,
         rewards=np.ones(envs, np.float32),
         terminated=flags,
         truncated=flags,

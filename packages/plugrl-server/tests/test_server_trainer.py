@@ -10,6 +10,7 @@ import torch
 
 from plugrl_protocol.env_client import EnvClient
 from plugrl_protocol.errors import (
+    CLOSE_RESYNC,
     CLOSE_SHUTDOWN,
     ConnectionReplaced,
     ObservationRefusedError,
@@ -311,6 +312,36 @@ def test_an_unknown_state_is_refused_with_both_sides_named_and_others_go_on():
         assert refused.value.close.reason == "states joints:3, policy has obs:2"
         good.play(3)
         good.close()
+
+
+def test_a_feedback_that_observes_something_else_ends_its_connection_alone():
+    """It would fail in the middle of a learn step, where nobody could be blamed."""
+    with serve(ppo()) as running:
+        good = TaskClient(running.url, IdentityTask(2, discrete=False))
+        good.play(3)
+        with EnvClient(running.url) as bad:
+            states = {"obs": np.zeros((1, 2), np.float32)}
+            seen = make_observation(num_envs=1, states=states)
+            ids, zeros, flags = np.arange(1), np.zeros(1, np.int64), np.zeros(1, np.bool_)
+            request = Infer(env_indices=ids, step_ids=zeros, observation=seen)
+            bad.infer(request)
+            report = Feedback(
+                env_indices=ids,
+                step_ids=zeros,
+                observation=make_observation(num_envs=1, states={"joints": np.zeros((1, 9))}),
+                rewards=np.zeros(1, np.float32),
+                terminated=flags,
+                truncated=flags,
+            )
+            bad.feedback(report)
+            with pytest.raises(ConnectionReplaced) as closed:
+                bad.infer(request)
+        assert closed.value.close == CLOSE_RESYNC
+        good.play(100)
+        good.close()
+    assert running.server.trainer.version > 0
+    metrics = running.server.trainer.metrics
+    assert metrics.stored_frames + metrics.discarded_frames == good.frames_sent
 
 
 def test_frames_of_clients_that_come_and_go_are_all_accounted_for():

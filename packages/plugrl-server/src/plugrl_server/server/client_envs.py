@@ -13,18 +13,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plugrl_server.algorithm.base_algorithm import FrameBatch, Sampled
-from plugrl_server.common.trees import take
+from plugrl_server.common.trees import concatenate, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from plugrl_protocol.messages import Feedback
 
-__all__ = ["ClientEnvs", "InferStep", "finite_frames"]
+__all__ = ["ClientEnvs", "InferStep", "finite_frames", "join_frames"]
 
 Array = np.ndarray[Any, Any]
 Claim = tuple[int, Array, Array]
 """All environments of one inference: its number, their indices and slots."""
+
+_COLUMNS = (
+    "chains",
+    "was_terminated",
+    "was_truncated",
+    "rewards",
+    "steps",
+    "terminated",
+    "truncated",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,12 +115,11 @@ class ClientEnvs:
         self._row[slots] = np.arange(len(slots))
         self._last = (number, env_indices, slots)
 
-    def break_chains(self, env_indices: Array) -> list[int]:
-        """Begin new chains: a frame is missing. Gives the old ones."""
-        slots = self._find(env_indices)
-        old: list[int] = self._chain[slots].tolist()
-        self._chain[slots] = [next(self._new_chain) for _ in old]
-        return old
+    def end_chains(self, chains: Array) -> bool:
+        """Begin new chains where one of `chains` was: a frame is missing. Whether one was here."""
+        here = np.isin(self._chain[: len(self._slots)], chains).nonzero()[0]
+        self._chain[here] = [next(self._new_chain) for _ in range(len(here))]
+        return len(here) > 0
 
     def claim(self, report: Feedback) -> Claim | None:
         """Take note that a feedback names what the last inference answered, in its order.
@@ -125,9 +134,7 @@ class ClientEnvs:
             return last
         return None
 
-    def report(
-        self, report: Feedback, claim: Claim | None
-    ) -> list[tuple[InferStep, Array, FrameBatch]]:
+    def report(self, report: Feedback, claim: Claim | None) -> list[tuple[int, FrameBatch]]:
         """Turn a feedback into frames.
 
         Args:
@@ -135,13 +142,13 @@ class ClientEnvs:
             claim: what `claim` gave for it.
 
         Returns:
-            Per inference: where it came from, positions in the feedback, and the frames.
+            Per inference: the version of the policy that acted, and the frames.
         """
         if claim is not None:
             number, _, slots = claim
             step = self._steps.pop(number)
             rows = None if step.is_whole else slice(step.start, step.start + len(slots))
-            parts = [(step, np.arange(len(slots)), self._frames(report, slots, step, rows, None))]
+            parts = [(step.version, self._frames(report, slots, step, rows, None))]
         else:
             slots = self._find(report.env_indices)
             parts = self._sorted_by_step(report, slots)
@@ -149,17 +156,14 @@ class ClientEnvs:
         self._was_truncated[slots] = report.truncated
         return parts
 
-    def _sorted_by_step(
-        self, report: Feedback, slots: Array
-    ) -> list[tuple[InferStep, Array, FrameBatch]]:
+    def _sorted_by_step(self, report: Feedback, slots: Array) -> list[tuple[int, FrameBatch]]:
         numbers = self._step[slots]
         parts = []
         for number in dict.fromkeys(numbers.tolist()):
             at = np.flatnonzero(numbers == number)
             step = self._steps[number]
             rows = _as_slice(self._row[slots[at]] + step.start)
-            frames = self._frames(report, slots[at], step, rows, at)
-            parts.append((step, at, frames))
+            parts.append((step.version, self._frames(report, slots[at], step, rows, at)))
             step.rows_left -= len(at)
             if step.rows_left == 0:
                 del self._steps[number]
@@ -191,6 +195,52 @@ class ClientEnvs:
             truncated=truncated,
             info=report.info,
         )
+
+
+def join_frames(batches: list[FrameBatch]) -> list[FrameBatch]:
+    """Join frames that come from one inference, in their order: storing many at once is cheap.
+
+    Large observations stay apart, because joining copies them; so do frames with an ``info``.
+    """
+    joined: list[FrameBatch] = []
+    group: list[FrameBatch] = []
+    for frames in batches:
+        if group and not (frames.sampled is group[0].sampled and _is_light(frames)):
+            joined.append(_join(group))
+            group = []
+        group.append(frames)
+        if not _is_light(group[0]):
+            joined.append(group.pop())
+    return [*joined, _join(group)] if group else joined
+
+
+def _is_light(frames: FrameBatch) -> bool:
+    return not frames.info and not frames.next_obs["images"]
+
+
+def _join(group: list[FrameBatch]) -> FrameBatch:
+    if len(group) == 1:
+        return group[0]
+    rows = [frames.sampled_rows for frames in group]
+    follows = all(isinstance(r, slice) for r in rows) and all(
+        one.stop == two.start for one, two in itertools.pairwise(rows)
+    )
+    columns = {
+        name: np.concatenate([getattr(frames, name) for frames in group]) for name in _COLUMNS
+    }
+    return FrameBatch(
+        sampled=group[0].sampled,
+        sampled_rows=slice(rows[0].start, rows[-1].stop)
+        if follows
+        else np.concatenate([_as_index(r) for r in rows]),
+        next_obs=concatenate([frames.next_obs for frames in group]),
+        info={},
+        **columns,
+    )
+
+
+def _as_index(rows: Any) -> Array:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 def _as_slice(rows: Array) -> Any:

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from plugrl_protocol.messages import Infer, Observation
     from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
 
-__all__ = ["Inference", "InferenceResult", "describe_observation", "layout_of_observation"]
+__all__ = [
+    "Inference",
+    "InferenceResult",
+    "Layout",
+    "describe_observation",
+    "layout_of_observation",
+    "same_but_for_dtypes",
+]
 
 Array = np.ndarray[Any, Any]
 Layout = tuple[Any, ...]
@@ -34,6 +41,11 @@ def layout_of_observation(observation: Observation) -> Layout:
         for group in (observation.images, observation.states)
         for name, array in sorted(group.items())
     )
+
+
+def same_but_for_dtypes(one: Layout, other: Layout) -> bool:
+    """Whether two layouts have the same names and shapes."""
+    return [(n, shape) for n, _, shape in one] == [(n, shape) for n, _, shape in other]
 
 
 def describe_observation(layout: Layout) -> str:

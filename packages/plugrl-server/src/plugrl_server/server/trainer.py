@@ -22,11 +22,22 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from plugrl_protocol.errors import CLOSE_INTERNAL_ERROR, MisuseError, close_refused
+from plugrl_protocol.errors import (
+    CLOSE_INTERNAL_ERROR,
+    MalformedMessageError,
+    MisuseError,
+    close_refused,
+)
 from plugrl_protocol.messages import Episode, Feedback, Infer, read_episodes
 from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, FrameBatch
-from plugrl_server.server.client_envs import ClientEnvs, finite_frames
-from plugrl_server.server.inference import Inference, layout_of_observation
+from plugrl_server.server.client_envs import ClientEnvs, finite_frames, join_frames
+from plugrl_server.server.inference import (
+    Inference,
+    Layout,
+    describe_observation,
+    layout_of_observation,
+    same_but_for_dtypes,
+)
 from plugrl_server.server.inline_guard import InlineGuard
 from plugrl_server.server.learner import Learner
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
@@ -86,6 +97,7 @@ class _Client:
     envs: ClientEnvs
     counter: ClientCounter
     session: Session = field(default_factory=Session)
+    layout: Layout = ()
     knows_steps: bool = True
 
 
@@ -207,10 +219,11 @@ class Trainer:
     def infer(self, connection: Connection, request: Infer) -> None:
         """See `Application.infer`."""
         client = self._clients[connection.serial]
+        client.layout = layout_of_observation(request.observation)
         asked = Request(
             session=connection.serial,
             rows=len(request.env_indices),
-            layout=layout_of_observation(request.observation),
+            layout=client.layout,
             arrived_s=self._clock(),
             payload=_Ask(client, request),
         )
@@ -219,8 +232,18 @@ class Trainer:
         self._put(asked, at_once=alone or len(self._clients) == 1)
 
     def feedback(self, connection: Connection, report: Feedback) -> None:
-        """See `Application.feedback`."""
+        """See `Application.feedback`.
+
+        Raises:
+            MalformedMessageError: it observes something else than the requests of this client.
+        """
         client = self._clients[connection.serial]
+        layout = layout_of_observation(report.observation)
+        if layout != client.layout and not same_but_for_dtypes(layout, client.layout):
+            raise MalformedMessageError(
+                f"the feedback observes {describe_observation(layout)}, the infer observed "
+                f"{describe_observation(client.layout)}"
+            )
         client.counter.steps += (
             len(report.env_indices) if report.steps is None else int(report.steps.sum())
         )
@@ -441,9 +464,16 @@ class Trainer:
             return
         started_s = self._clock()
         unstored, self._unstored, self._unstored_rows = self._unstored, [], 0
-        logged: MetricDict = {}
+        accepted: list[FrameBatch] = []
         for item, claim in unstored:
-            logged |= self._store_report(item, claim)
+            accepted += self._accept(item, claim)
+        logged: MetricDict = {}
+        for frames in join_frames(accepted):
+            good = finite_frames(frames)
+            whole = frames if good is None else self._leave_out(frames, good)
+            if len(whole):
+                logged |= self.algorithm.feedback_batch(whole)
+                self.metrics.stored_frames += len(whole)
         self._control_due = self._is_control_due()
         elapsed_s = self._clock() - started_s
         self.metrics.feedback_s.add(elapsed_s)
@@ -451,7 +481,8 @@ class Trainer:
         if logged:
             self._log_metrics(logged, now=False)
 
-    def _store_report(self, item: _Report, claim: Any) -> MetricDict:
+    def _accept(self, item: _Report, claim: Any) -> list[FrameBatch]:
+        """Turn a report into frames; leave out those of a policy that is too old."""
         client, report = item.client, item.feedback
         if report.steps is None and client.knows_steps:
             client.knows_steps = False
@@ -461,34 +492,23 @@ class Trainer:
             )
         if self._takes_batches and item.episodes:
             self.algorithm.record_episodes(item.episodes)
-        logged: MetricDict = {}
+        accepted = []
         limit = self.algorithm.max_staleness
-        for step, at, frames in client.envs.report(report, claim):
-            staleness = self.version - step.version + (self._learning_since_s is not None)
+        for version, frames in client.envs.report(report, claim):
+            staleness = self.version - version + (self._learning_since_s is not None)
             self.metrics.staleness.add(staleness)
             if (limit is not None and staleness > limit) or self._has_no_room():
-                self._discard(client, report, at, frames)
-                continue
-            good = finite_frames(frames)
-            if good is not None:
-                frames = self._leave_out(client, report, at, frames, good)
-            if len(frames):
-                logged |= self.algorithm.feedback_batch(frames)
-                self.metrics.stored_frames += len(frames)
-        return logged
+                self._discard(frames)
+            else:
+                accepted.append(frames)
+        return accepted
 
-    def _leave_out(  # private
-        self, client: _Client, report: Feedback, at: Any, frames: FrameBatch, good: Any
-    ) -> FrameBatch:
+    def _leave_out(self, frames: FrameBatch, good: Any) -> FrameBatch:
         """Drop frames with an observation that is not finite; give the others."""
         bad = (~good).nonzero()[0]
         self.metrics.nonfinite_observations += len(bad)
-        _log.warning(
-            "%r: the observations of envs %s are not finite; not learned from",
-            client.connection,
-            report.env_indices[at][bad].tolist(),
-        )
-        self._discard(client, report, at[bad], frames.rows(bad))
+        for client in self._discard(frames.rows(bad)):
+            _log.warning("%r: observations that are not finite; not learned from", client)
         return frames.rows(good.nonzero()[0])
 
     def _has_no_room(self) -> bool:
@@ -496,12 +516,15 @@ class Trainer:
         is_busy = self._learning_since_s is not None
         return is_busy and self.algorithm.on_policy and self.algorithm.should_learn()
 
-    def _discard(self, client: _Client, report: Feedback, at: Any, frames: Any) -> None:
+    def _discard(self, frames: FrameBatch) -> list[Connection]:
+        """Count frames that are not stored, and end their chains; give whose they were."""
         self.metrics.discarded_frames += len(frames)
         if not self._takes_batches:
             self.algorithm.discard_batch(frames)
-        for chain in client.envs.break_chains(report.env_indices[at]):
+        for chain in frames.chains.tolist():
             self.algorithm.forget_chain(chain)
+        clients = list(self._clients.values())
+        return [client.connection for client in clients if client.envs.end_chains(frames.chains)]
 
     # ---- learning, saving, ending --------------------------------------------------------------
 
