@@ -7,6 +7,7 @@ import difflib
 import importlib
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import tyro
@@ -194,6 +195,9 @@ def _import_plug_ins(argv: list[str]) -> list[str]:
             rest.append(argument)
             continue
         module = value if has_value else next(arguments, "")
+        if os.getcwd() not in sys.path:
+            # A console script does not look where it was started; `python -c` does.
+            sys.path.append(os.getcwd())
         try:
             importlib.import_module(module)
         except (ModuleNotFoundError, ValueError) as error:
@@ -259,7 +263,5 @@ def _listed(title: str, registry: Registry) -> list[str]:
 
 def fail(message: str) -> NoReturn:
     """End the program as command lines do: the message on standard error, exit code 2."""
-    import sys
-
     sys.stderr.write(f"{PROGRAM}: {message}\n")
     raise SystemExit(2)
