@@ -1,5 +1,7 @@
 """The Gymnasium families: ends, limits, seeds, frames, extras."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -23,13 +25,19 @@ def first_states(uid, seed, num_envs=3, **options):
     return states
 
 
-@pytest.mark.parametrize("uid", ["mujoco-v1", "classic-v1", "gym-v1"])
+NEEDS_MUJOCO = pytest.mark.skipif(find_spec("mujoco") is None, reason="the extra [mujoco]")
+
+
+@pytest.mark.parametrize(
+    "uid", [pytest.param("mujoco-v1", marks=NEEDS_MUJOCO), "classic-v1", "gym-v1"]
+)
 def test_a_family_keeps_the_contract(uid):
     env = make_vec(uid, 2, max_episode_steps=20)
     check_env(env, steps=50)
     env.close()
 
 
+@NEEDS_MUJOCO
 def test_a_body_shows_a_float32_state():
     env = make_vec("mujoco-v1", 2, config=MuJoCoEnvConfig(name="Hopper-v5"))
     obs, _ = env.reset(seed=0)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,12 @@ def test_both_commands_are_installed(name):
 @pytest.mark.parametrize(
     ("uid", "flags", "width"),
     [
-        ("mujoco-v1", ["--env.name", "Hopper-v5"], (3,)),
+        pytest.param(
+            "mujoco-v1",
+            ["--env.name", "Hopper-v5"],
+            (3,),
+            marks=pytest.mark.skipif(find_spec("mujoco") is None, reason="the extra [mujoco]"),
+        ),
         ("classic-v1", ["--env.name", "Pendulum-v1"], (1,)),
         ("gym-v1", ["--env.name", "CartPole-v1", "--env.vectorization", "async"], ()),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from array import array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,10 +61,10 @@ class RolloutResult:
     """Episodes that counted."""
     env_steps: int = 0
     """Over all rows."""
-    returns: list[float] = dataclasses.field(default_factory=list)
+    returns: array[float] = dataclasses.field(default_factory=lambda: array("d"))
     """Of the episodes that counted, where the environment reports them."""
-    successes: list[bool] = dataclasses.field(default_factory=list)
-    """Of those that tell success."""
+    successes: array[int] = dataclasses.field(default_factory=lambda: array("b"))
+    """1 or 0 of those that tell success."""
     connections_lost: int = 0
     server_stopped: bool = False
     timing: RolloutTiming = dataclasses.field(default_factory=RolloutTiming)
@@ -128,7 +129,7 @@ class RolloutLoop:
         self._options = options
         self._recorder = recorder
         self._resets_itself = env.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP
-        n = env.num_envs
+        n = self._num_envs = env.num_envs
         self._quota = options.num_episodes // n + (np.arange(n) < options.num_episodes % n)
         self._counted = np.zeros(n, np.int64)
         self._plans = Plans(n, env.single_action_space.shape or ())
@@ -167,7 +168,7 @@ class RolloutLoop:
     def _ask(self) -> None:
         asking = self._plans.without_chunk()
         with self._timing.measure("infer_obs_pack"):
-            everybody = len(asking) == self._env.num_envs
+            everybody = len(asking) == self._num_envs
             obs = self._obs if everybody else self._obs.rows(asking)
             step_ids = self._plans.step_id[asking]
         with self._timing.measure("infer_wait"):
@@ -202,7 +203,7 @@ class RolloutLoop:
         terminated, truncated = self._flags(terminated), self._flags(truncated)
         done = terminated | truncated
         timing.steps += 1
-        self.result.env_steps += self._env.num_envs
+        self.result.env_steps += self._num_envs
         finished = np.flatnonzero(plans.add(rewards) | done)
         final = self._final(info, done)
         if self._recorder is not None:
@@ -265,7 +266,7 @@ class RolloutLoop:
         self, finished: npt.NDArray[np.int64], ended: npt.NDArray[np.int64], info: dict[str, Any]
     ) -> dict[str, Any]:
         """Count the episodes that ended, and return what the server is told about them."""
-        counts = np.zeros(self._env.num_envs, np.bool_)
+        counts = np.zeros(self._num_envs, np.bool_)
         counts[ended] = self._counted[ended] < self._quota[ended]
         rows = np.flatnonzero(counts)
         self._counted[rows] += 1
@@ -273,9 +274,9 @@ class RolloutLoop:
         episode = info.get("episode")
         if episode is None:
             return {}
-        self.result.returns += episode["r"][rows].tolist()
+        self.result.returns.extend(episode["r"][rows].tolist())
         if "s" in episode:
-            self.result.successes += episode["s"][rows].tolist()
+            self.result.successes.extend(episode["s"][rows].tolist())
         if self._recorder is not None:
             self._recorder.episodes(ended, episode, counts)
         told = {key: episode[key][finished] for key in _EPISODE_KEYS if key in episode}
@@ -300,32 +301,31 @@ class RolloutLoop:
         return obs
 
     def _checked(self, obs: Any) -> Observation:
-        if not isinstance(obs, Observation) or len(obs) != self._env.num_envs:
+        if not isinstance(obs, Observation) or len(obs) != self._num_envs:
             raise EnvContractError(
-                f"the environment shows {obs!r}; expected an Observation of "
-                f"{self._env.num_envs} rows"
+                f"the environment shows {obs!r}; expected an Observation of {self._num_envs} rows"
             )
         return obs
 
     def _checked_rewards(self, rewards: Any) -> npt.NDArray[np.float64]:
-        array = np.asarray(rewards, np.float64)
-        if array.shape != (self._env.num_envs,):
+        earned = np.asarray(rewards, np.float64)
+        if earned.shape != (self._num_envs,):
             raise EnvContractError(
-                f"rewards have the shape {array.shape}; expected ({self._env.num_envs},)"
+                f"rewards have the shape {earned.shape}; expected ({self._num_envs},)"
             )
-        if not np.isfinite(array).all():
-            row = int(np.flatnonzero(~np.isfinite(array))[0])
-            raise EnvContractError(f"row {row} of the environment earned a reward of {array[row]}")
-        return array
+        if not np.isfinite(earned).all():
+            row = int(np.flatnonzero(~np.isfinite(earned))[0])
+            raise EnvContractError(f"row {row} of the environment earned a reward of {earned[row]}")
+        return earned
 
     def _flags(self, flags: Any) -> npt.NDArray[np.bool_]:
-        array = np.asarray(flags)
-        if array.dtype != np.bool_ or array.shape != (self._env.num_envs,):
+        ended = np.asarray(flags)
+        if ended.dtype != np.bool_ or ended.shape != (self._num_envs,):
             raise EnvContractError(
-                f"terminated or truncated is {array.dtype} {array.shape}; expected bool "
-                f"({self._env.num_envs},)"
+                f"terminated or truncated is {ended.dtype} {ended.shape}; expected bool "
+                f"({self._num_envs},)"
             )
-        return array
+        return ended
 
     def _log_sometimes(self) -> None:
         now_s = time.monotonic()

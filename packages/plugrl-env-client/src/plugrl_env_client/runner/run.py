@@ -84,12 +84,9 @@ def run(job: Job, process_id: int = 0, env_lock: Any = None) -> RolloutResult:
         agent = stack.enter_context(closing(_make_agent(args)))
         env = stack.enter_context(closing(_make_env(job, process_id, env_lock)))
         recorder = _make_recorder(job, process_id, env)
-        summary: dict[str, Any] | None = None
+        result, finished = RolloutResult(), False
         try:
-            try:
-                horizon = report_server_metadata(agent, env, args)
-            except ServerStopped:
-                return RolloutResult(server_stopped=True)
+            horizon = report_server_metadata(agent, env, args)
             options = RolloutOptions(
                 num_episodes=args.num_episodes,
                 replan_steps=args.runner.replan_steps,
@@ -97,12 +94,16 @@ def run(job: Job, process_id: int = 0, env_lock: Any = None) -> RolloutResult:
                 fps=args.runner.fps,
                 action_horizon=horizon,
             )
-            result = RolloutLoop(env, agent, options, recorder).run()
-            summary = result.summary()
-            return result
+            loop = RolloutLoop(env, agent, options, recorder)
+            result = loop.result
+            loop.run()
+            finished = True
+        except ServerStopped:
+            result.server_stopped = finished = True
         finally:
             if recorder is not None:
-                recorder.close(summary)
+                recorder.close({**result.summary(), "finished": finished})
+        return result
 
 
 def _make_agent(args: Args) -> WebSocketEnvClientAgent:
