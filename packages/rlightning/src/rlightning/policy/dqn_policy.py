@@ -102,6 +102,7 @@ class DQNPolicy(OffPolicy):
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create Adam."""
         self.check_batch_size()
+        self.synchronize(self.target_network, self.q_network)
         settings = DQNOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
         parameters = self.q_network.parameters()
         self.optimizers = {"q": torch.optim.Adam(parameters, lr=settings.lr, fused=True)}

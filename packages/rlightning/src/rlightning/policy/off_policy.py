@@ -12,6 +12,7 @@ first one all actions are random; ``buffer.min_size`` says how many transitions 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -21,7 +22,7 @@ from torch import nn
 
 from rlightning.config import Config
 from rlightning.errors import ConfigError
-from rlightning.ops.q_learning import bootstrap_discount
+from rlightning.ops.q_learning import bootstrap_discount, polyak_update
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.minibatches import even_slices, require_columns, take_rows
 from rlightning.policy.over_ranks import least_over_ranks
@@ -44,8 +45,7 @@ class OffPolicyTrainConfig(Config):
     """Keys of the ``train`` section that every off-policy algorithm reads."""
 
     gamma: float = Field(default=0.99, ge=0, le=1)
-    """Discount per environment step. Where the buffer sums the rewards of ``buffer.n_step`` steps,
-    ``buffer.gamma`` counts instead: set both to the same."""
+    """Discount per environment step; with ``buffer.n_step`` above 1 also ``buffer.gamma``."""
     minibatch_size: int | None = Field(default=None, ge=1)
     """Rows of one gradient step, of which ``train.batch_size`` is a multiple; unset: one step for
     the whole batch."""
@@ -102,8 +102,8 @@ class OffPolicy(BasePolicy):
     """Base of the algorithms that learn from a `ReplayBuffer`.
 
     A subclass reads `hyper`, builds its networks and calls `start_counting` in `construct_network`,
-    creates `optimizers` by name and calls `check_batch_size` in `setup_optimizer`, and takes one
-    gradient step in `update`.
+    creates `optimizers` by name and calls `check_batch_size` and `synchronize` in
+    `setup_optimizer`, and takes one gradient step in `update`.
     """
 
     batched_rollout = True
@@ -117,6 +117,7 @@ class OffPolicy(BasePolicy):
         self._rows = env_meta.num_envs or 1
         self._priorities: Priorities | None = None
         self._warned = False
+        self._gamma_agrees = False
 
     @abstractmethod
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -158,17 +159,41 @@ class OffPolicy(BasePolicy):
                 "expected batch_size = gradient steps per epoch * minibatch_size"
             )
 
+    @staticmethod
+    def synchronize(target: nn.Module, network: nn.Module) -> None:
+        """Start a target network at its network's weights; call it in `setup_optimizer`.
+
+        By then several learners start from one of them's weights, not from their own.
+        """
+        polyak_update(target.parameters(), network.parameters(), tau=1.0)
+
     def update_dataset(self, data: Any) -> None:
         """Keep sampled transitions: flat rows of a `ReplayBuffer`.
 
         Raises:
             ContractError: a column is missing.
+            ConfigError: the buffer discounts by another gamma.
         """
         have = [str(name) for name in data.keys()]  # noqa: SIM118  # iterating a TensorDict gives rows
         further = [name for name in ("discount", "weight", "index") if name in have]
         hint = f"{type(self).__name__} learns from a ReplayBuffer"
         columns = require_columns(data, (*_COLUMNS, *further), hint=hint)
         self.dataset = {name: column.to(self.device) for name, column in columns.items()}
+        if "discount" in further and not self._gamma_agrees:
+            self._check_gamma(float(self.dataset["discount"].max()))
+
+    def _check_gamma(self, highest: float) -> None:
+        """Refuse discounts that are no power of ``train.gamma``; the first that are settle it."""
+        gamma = self.hyper.gamma
+        if not 0.0 < gamma < 1.0 or highest <= 0.0:
+            return
+        steps = max(1, round(math.log(highest) / math.log(gamma)))
+        if abs(gamma**steps - highest) > 1e-5:
+            raise ConfigError(
+                f"train.gamma is {gamma:g}, and the batch's discounts go up to {highest:g}, which "
+                "is no power of it; set buffer.gamma and train.gamma to the same"
+            )
+        self._gamma_agrees = True
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Take one gradient step per minibatch of the last dataset.

@@ -96,6 +96,7 @@ class SACPolicy(OffPolicy):
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create one Adam for actor, critics and temperature each."""
         self.check_batch_size()
+        self.synchronize(self.target_critic, self.critic)
         rates = SACOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
         target = self.hyper.target_entropy
         self.target_entropy = -float(self.unit_actions.size) if target is None else target
@@ -140,9 +141,8 @@ class SACPolicy(OffPolicy):
         if step % self.hyper.actor_interval == 0:
             metrics |= self._update_actor(batch.observation)
         if (step + 1) % self.hyper.target_interval == 0:
-            polyak_update(
-                self.target_critic.parameters(), self.critic.parameters(), tau=self.hyper.tau
-            )
+            slow, fast = self.target_critic.parameters(), self.critic.parameters()
+            polyak_update(slow, fast, tau=self.hyper.tau)
         return metrics, (values.detach() - target).abs().mean(0)
 
     @torch.no_grad()

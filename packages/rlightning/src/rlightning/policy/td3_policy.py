@@ -86,6 +86,8 @@ class TD3Policy(OffPolicy):
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create one Adam for the actor and one for the critics."""
         self.check_batch_size()
+        self.synchronize(self.target_actor, self.actor)
+        self.synchronize(self.target_critic, self.critic)
         rates = TD3OptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
         adam = torch.optim.Adam
         self.optimizers = {
