@@ -325,6 +325,7 @@ def test_a_crowd_that_comes_and_goes_is_accounted_for_to_the_frame(full):
             thread.start()
         for thread in threads:
             thread.join(300.0)
+        running.wait_until_alone()
     metrics = running.server.trainer.metrics
     assert metrics.stored_frames + metrics.discarded_frames == sum(sent)
     assert metrics.stored_frames == algorithm.global_step

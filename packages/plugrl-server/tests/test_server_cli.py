@@ -294,6 +294,8 @@ def serve_with(argv, task, plays):
             client = TaskClient(f"ws://127.0.0.1:{server.port}", task)
             client.play(rounds)
             client.close()
+            while server.trainer.metrics.connections and thread.is_alive():
+                thread.join(0.005)
     finally:
         server.request_stop()
         thread.join(30.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
@@ -221,6 +222,18 @@ class RunningServer:
     url: str
     ending: list[Ending | BaseException]
     """How the run ended, once it has: one entry."""
+
+    def wait_until_alone(self) -> None:
+        """Wait until all that clients sent before they closed has arrived.
+
+        Raises:
+            TimeoutError: a client is still connected.
+        """
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while self.server.trainer.metrics.connections and not self.ending:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("a client is still connected")
+            time.sleep(0.002)
 
     def stop(self) -> None:
         """Stop as a signal does, and wait for the end."""

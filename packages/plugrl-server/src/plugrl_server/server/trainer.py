@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from plugrl_protocol.errors import (
@@ -28,12 +28,11 @@ from plugrl_protocol.errors import (
     MisuseError,
     close_refused,
 )
-from plugrl_protocol.messages import Episode, Feedback, Infer, read_episodes
-from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, FrameBatch
-from plugrl_server.server.client_envs import ClientEnvs, finite_frames, join_frames
+from plugrl_protocol.messages import Feedback, Infer, read_episodes
+from plugrl_server.server.client_envs import ClientEnvs
+from plugrl_server.server.frame_store import Client, FrameStore, Report
 from plugrl_server.server.inference import (
     Inference,
-    Layout,
     describe_observation,
     layout_of_observation,
     same_but_for_dtypes,
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
     from plugrl_protocol.endpoint import Connection
     from plugrl_protocol.errors import Close
+    from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint
     from plugrl_server.common.checkpoint_manager import CheckpointManager
     from plugrl_server.common.metrics import MetricDict
 
@@ -91,28 +91,12 @@ class TrainerConfig:
     """Forward passes up to this long run on the event loop; 0 never does."""
 
 
-@dataclass(slots=True, eq=False)
-class _Client:
-    connection: Connection
-    envs: ClientEnvs
-    counter: ClientCounter
-    session: Session = field(default_factory=Session)
-    layout: Layout = ()
-    knows_steps: bool = True
-
-
-class _Report(NamedTuple):
-    client: _Client
-    feedback: Feedback
-    episodes: list[Episode]
-
-
 class _Left(NamedTuple):
-    client: _Client
+    client: Client
 
 
 class _Ask(NamedTuple):
-    client: _Client
+    client: Client
     infer: Infer
 
 
@@ -152,18 +136,16 @@ class Trainer:
         self._on_ending, self._clock = on_ending, clock
         self._chain_numbers = itertools.count()
         self._inference = Inference(algorithm)
-        self._takes_batches = type(algorithm).feedback_batch is not BaseAlgorithm.feedback_batch
         self._overlaps = config.learn_mode == "overlap"
         self._guard = InlineGuard(config.inline_limit_ms / 1e3)
-        self._clients: dict[int, _Client] = {}
-        self._inbox: deque[Request | _Report | _Left] = deque()
+        self._clients: dict[int, Client] = {}
+        self._frames = FrameStore(algorithm, self.metrics, self._clients)
+        self._inbox: deque[Request | Report | _Left] = deque()
         self._waiting: list[Request] = []
-        self._unstored: list[tuple[_Report, Any]] = []
-        self._unstored_rows = 0
         self._turn_lock = threading.Lock()
         self._wake = threading.Event()
         self._inline_scheduled = self._store_scheduled = self._timer_runs = False
-        self._last_asker: _Client | None = None
+        self._last_asker: Client | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._learner = Learner(self._fail)
         self._thread = threading.Thread(target=self._act, name="plugrl-acting", daemon=True)
@@ -212,7 +194,7 @@ class Trainer:
         slot = next(number for number in itertools.count() if number not in taken)
         counter = ClientCounter(slot, self._clock())
         envs = ClientEnvs(self._chain_numbers)
-        self._clients[connection.serial] = _Client(connection, envs, counter)
+        self._clients[connection.serial] = Client(connection, envs, counter)
         self.metrics.total_connections += 1
         self.metrics.connections = len(self._clients)
 
@@ -248,7 +230,7 @@ class Trainer:
             len(report.env_indices) if report.steps is None else int(report.steps.sum())
         )
         episodes = read_episodes(report) if report.info else []
-        self._inbox.append(_Report(client, report, episodes))
+        self._inbox.append(Report(client, report, episodes))
         # Nobody waits for a report, and most are followed by a request at once, which wakes more
         # than this one; where none follows, a timer does.
         if not self._timer_runs and self._loop is not None:
@@ -257,7 +239,7 @@ class Trainer:
 
     def _on_timer(self) -> None:
         self._timer_runs = False
-        if self._inbox or self._unstored:
+        if self._inbox or len(self._frames):
             self._act_inline()
 
     def disconnected(self, connection: Connection, close: Close) -> None:
@@ -269,7 +251,7 @@ class Trainer:
             self.metrics.reused_observations += connection.reused_rows
             self._put(_Left(client), at_once=False)
 
-    def _put(self, item: Request | _Report | _Left, *, at_once: bool) -> None:
+    def _put(self, item: Request | Report | _Left, *, at_once: bool) -> None:
         """Hand an item to the acting side, or act here and now if that is quick.
 
         Raises:
@@ -303,7 +285,7 @@ class Trainer:
             self._turn_lock.release()
         if self._control_due:
             self._wake.set()
-        elif self._unstored and not self._store_scheduled and self._loop is not None:
+        elif len(self._frames) and not self._store_scheduled and self._loop is not None:
             self._store_scheduled = True
             self._loop.call_soon(self._store_inline)
 
@@ -387,12 +369,13 @@ class Trainer:
             longest_s = self.config.batch_deadline_ms / 1e3
         return BatchRule(deadline_s=longest_s, target_rows=target)
 
-    def _take(self, item: Request | _Report | _Left) -> None:
+    def _take(self, item: Request | Report | _Left) -> None:
         if isinstance(item, Request):
             note_request(item.payload.client.session, item, item.arrived_s)
             self._waiting.append(item)
-        elif isinstance(item, _Report):
-            self._take_report(item)
+        elif isinstance(item, Report):
+            if self._frames.take(item):
+                self._store()
         else:
             self._store()
             client = item.client
@@ -450,81 +433,19 @@ class Trainer:
 
     # ---- storing -------------------------------------------------------------------------------
 
-    def _take_report(self, item: _Report) -> None:
-        """Put a report where it is stored from: at once, or after the next answers."""
-        claim = item.client.envs.claim(item.feedback)
-        self._unstored.append((item, claim))
-        self._unstored_rows += len(item.feedback.env_indices)
-        if claim is None or self._unstored_rows > self.algorithm.frames_before_control():
-            self._store()
-
     def _store(self) -> None:
         """Give the algorithm what it may learn from."""
-        if not self._unstored:
+        started_s, reports = self._clock(), len(self._frames)
+        if reports == 0:
             return
-        started_s = self._clock()
-        unstored, self._unstored, self._unstored_rows = self._unstored, [], 0
-        accepted: list[FrameBatch] = []
-        for item, claim in unstored:
-            accepted += self._accept(item, claim)
-        logged: MetricDict = {}
-        for frames in join_frames(accepted):
-            good = finite_frames(frames)
-            whole = frames if good is None else self._leave_out(frames, good)
-            if len(whole):
-                logged |= self.algorithm.feedback_batch(whole)
-                self.metrics.stored_frames += len(whole)
+        is_busy = self._learning_since_s is not None
+        logged = self._frames.store(self.version, learner_is_busy=is_busy)
         self._control_due = self._is_control_due()
         elapsed_s = self._clock() - started_s
         self.metrics.feedback_s.add(elapsed_s)
-        self._guard.note_feedback(elapsed_s / len(unstored))
+        self._guard.note_feedback(elapsed_s / reports)
         if logged:
             self._log_metrics(logged, now=False)
-
-    def _accept(self, item: _Report, claim: Any) -> list[FrameBatch]:
-        """Turn a report into frames; leave out those of a policy that is too old."""
-        client, report = item.client, item.feedback
-        if report.steps is None and client.knows_steps:
-            client.knows_steps = False
-            _log.info(
-                "%r does not say how many steps its chunks ran: gamma and counts are per chunk",
-                client.connection,
-            )
-        if self._takes_batches and item.episodes:
-            self.algorithm.record_episodes(item.episodes)
-        accepted = []
-        limit = self.algorithm.max_staleness
-        for version, frames in client.envs.report(report, claim):
-            staleness = self.version - version + (self._learning_since_s is not None)
-            self.metrics.staleness.add(staleness)
-            if (limit is not None and staleness > limit) or self._has_no_room():
-                self._discard(frames)
-            else:
-                accepted.append(frames)
-        return accepted
-
-    def _leave_out(self, frames: FrameBatch, good: Any) -> FrameBatch:
-        """Drop frames with an observation that is not finite; give the others."""
-        bad = (~good).nonzero()[0]
-        self.metrics.nonfinite_observations += len(bad)
-        for client in self._discard(frames.rows(bad)):
-            _log.warning("%r: observations that are not finite; not learned from", client)
-        return frames.rows(good.nonzero()[0])
-
-    def _has_no_room(self) -> bool:
-        """Whether the next buffer is full already while the learner is busy with the last."""
-        is_busy = self._learning_since_s is not None
-        return is_busy and self.algorithm.on_policy and self.algorithm.should_learn()
-
-    def _discard(self, frames: FrameBatch) -> list[Connection]:
-        """Count frames that are not stored, and end their chains; give whose they were."""
-        self.metrics.discarded_frames += len(frames)
-        if not self._takes_batches:
-            self.algorithm.discard_batch(frames)
-        for chain in frames.chains.tolist():
-            self.algorithm.forget_chain(chain)
-        clients = list(self._clients.values())
-        return [client.connection for client in clients if client.envs.end_chains(frames.chains)]
 
     # ---- learning, saving, ending --------------------------------------------------------------
 
@@ -628,12 +549,12 @@ class Trainer:
         """Account for reports that have arrived: stored, unless the run needs no more."""
         while self._inbox:
             item = self._inbox.popleft()
-            if not isinstance(item, _Report):
+            if not isinstance(item, Report):
                 continue
             if ending is Ending.FINISHED:
                 self.metrics.discarded_frames += len(item.feedback.env_indices)
-            else:
-                self._take_report(item)
+            elif self._frames.take(item):
+                self._store()
         self._store()
 
     def _end(self, ending: Ending) -> None:
