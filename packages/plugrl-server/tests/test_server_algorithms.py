@@ -242,6 +242,19 @@ def test_a_message_over_the_buffers_size_is_stored_whole():
     assert algorithm.should_learn()
 
 
+def test_rewards_that_overflow_move_no_weight():
+    algorithm = gaussian_ppo(buffer_size=4, normalize_rewards=False, gamma=0.99)
+    before = {name: p.clone() for name, p in algorithm.policy.named_parameters()}
+    columns = {"terminated": [0] * 4, "truncated": [0] * 4}
+    batch = frames(algorithm, chains=[0, 0, 0, 0], rewards=[3e38, 3e38, 3e38, 1], **columns)
+    algorithm.feedback_batch(batch)
+    algorithm.pre_learn()
+    algorithm.learn()
+    assert algorithm.skipped_steps > 0
+    for name, parameter in algorithm.policy.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+
+
 def test_the_critic_alone_learns_while_it_warms_up():
     algorithm = gaussian_ppo(
         buffer_size=8, n_critic_warmup_itrs=1, critic_learning_rate=1e-2, train_itrs=2

@@ -184,6 +184,11 @@ def test_rows_that_are_not_finite_before_or_after_are_found():
     frames = frames_of(inference, None, [0.0, 0.0, np.nan, 0.0])
     assert finite_frames(frames).tolist() == [True, False, False, True]
     assert finite_frames(frames_of(sampled(2), None, [0.0, 1.0])) is None
+    huge = {"images": {}, "states": {"x": np.array([[1.0], [1e300]])}, "text": ["", ""]}
+    overflows = frames_of(sampled(2), None, [0.0, 1.0], next_obs=huge)
+    assert finite_frames(overflows).tolist() == [True, False]
+    infinite = frames_of(sampled(2), None, [0.0, 1.0], rewards=np.array([np.inf, 1], np.float32))
+    assert finite_frames(infinite).tolist() == [False, True]
     assert frames.rows(np.array([3])).obs["states"]["x"].tolist() == [[3.0]]
 
 

@@ -38,12 +38,8 @@ def join_states(
         ObservationError: a name is missing, or the widths do not add up.
     """
     states = observation["states"]
-    if len(keys) == 1 and keys[0] in states:
-        joined = np.asarray(states[keys[0]], dtype=np.float32)
-    elif all(key in states for key in keys):
-        joined = np.concatenate([states[key] for key in keys], axis=1, dtype=np.float32)
-    else:
-        joined = None
+    with np.errstate(over="ignore"):  # what overflows is not learned from
+        joined = _joined(states, keys)
     if joined is None or joined.shape[1] != width:
         raise ObservationError(
             describe_states(observation),
@@ -51,3 +47,13 @@ def join_states(
             hint="Set --policy.state-keys and --policy.obs-dim to what the client sends",
         )
     return joined
+
+
+def _joined(
+    states: Mapping[str, Any], keys: Sequence[str]
+) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    if any(key not in states for key in keys):
+        return None
+    if len(keys) == 1:
+        return np.asarray(states[keys[0]], dtype=np.float32)
+    return np.concatenate([states[key] for key in keys], axis=1, dtype=np.float32)

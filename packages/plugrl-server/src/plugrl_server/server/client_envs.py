@@ -26,6 +26,7 @@ Array = np.ndarray[Any, Any]
 Claim = tuple[int, Array, Array]
 """All environments of one inference: its number, their indices and slots."""
 
+_LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS = (
     "chains",
     "was_terminated",
@@ -53,14 +54,17 @@ class InferStep:
 
 
 def finite_frames(frames: FrameBatch) -> Array | None:
-    """Find frames whose states are finite before and after, ``[m]``; None: all of them."""
+    """Find frames whose rewards and states before and after are finite, ``[m]``; None: all of them.
+
+    Finite as float32, which is what is learned from.
+    """
     finite: Array | None = None
-    for states in (frames.obs["states"], frames.next_obs["states"]):
-        for array in states.values():
-            whole = np.isfinite(array)
-            if not whole.all():
-                rows = np.asarray(whole.all(axis=tuple(range(1, array.ndim))))
-                finite = rows if finite is None else finite & rows
+    states = (*frames.obs["states"].values(), *frames.next_obs["states"].values())
+    for array in (frames.rewards, *states):
+        whole = np.abs(array) <= _LARGEST if array.dtype.itemsize > 4 else np.isfinite(array)
+        if not whole.all():
+            rows = np.asarray(whole.reshape(len(whole), -1).all(axis=1))
+            finite = rows if finite is None else finite & rows
     return finite
 
 
@@ -182,6 +186,9 @@ class ClientEnvs:
             next_obs = take(next_obs, at)
             columns = tuple(column[at] for column in columns)  # type: ignore[assignment]  # four
         rewards, steps, terminated, truncated = columns
+        if rewards.dtype != np.float32:
+            with np.errstate(over="ignore"):  # what overflows is found by `finite_frames`
+                rewards = rewards.astype(np.float32)
         return FrameBatch(
             sampled=step.sampled,
             sampled_rows=rows,
@@ -189,7 +196,7 @@ class ClientEnvs:
             was_terminated=self._was_terminated[slots],
             was_truncated=self._was_truncated[slots],
             next_obs=next_obs,
-            rewards=rewards.astype(np.float32, copy=False),
+            rewards=rewards,
             steps=steps,
             terminated=terminated,
             truncated=truncated,

@@ -58,6 +58,8 @@ class _Rows(NamedTuple):
 class PPOAlgorithm(BaseAlgorithm):
     """Collect a buffer of frames, then pass over it several times.
 
+    A gradient that is not finite (a client's reward of 1e38) moves nothing and is counted.
+
     Args:
         config: see `PPOConfig`.
         policy: what acts and is trained.
@@ -84,6 +86,7 @@ class PPOAlgorithm(BaseAlgorithm):
         self.return_stats = RunningMeanStd(clip=None)
         self.filling = RolloutBuffer(config.buffer_size, self.example_train_state(1))
         self._learning = self.filling
+        self.skipped_steps = 0
         self._last_saved_itr = 0
         self._learned_obs: Any = None
         self._learned_last = False
@@ -256,7 +259,7 @@ class PPOAlgorithm(BaseAlgorithm):
         )
         self._learned_obs = map_tree(lambda leaf: leaf.clone(), state["obs"])
         rows = _Rows(self._learned_obs, state["action"], logprob, value, *targets)
-        return rows, {"frames": len(buffer)}
+        return rows, {"frames": len(buffer), "skipped_steps": self.skipped_steps}
 
     def _scaled_rewards(self, frames: dict[str, Any], segments: Segments) -> Tensor:
         config = self.config
@@ -316,7 +319,10 @@ class PPOAlgorithm(BaseAlgorithm):
         limit = float("inf") if config.max_grad_norm is None else config.max_grad_norm
         norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
         self._freeze_actor(warmup=warmup)
-        self.optimizer.step()
+        if bool(torch.isfinite(norm)):
+            self.optimizer.step()
+        else:
+            self.skipped_steps += 1
         project = getattr(policy, "project", None)
         if project is not None:
             project()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -232,8 +233,10 @@ class SACAlgorithm(BaseAlgorithm):
         optimizer = self.optimizers[name]
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch declares no types here
-        optimizer.step()
-        return float(loss.detach())
+        value = float(loss.detach())
+        if math.isfinite(value):
+            optimizer.step()
+        return value
 
     # ---- progress and checkpoints --------------------------------------------------------------
 
