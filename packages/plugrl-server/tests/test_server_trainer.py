@@ -128,7 +128,8 @@ def test_in_overlap_mode_the_run_ends_too_and_every_frame_is_accounted_for(make)
     received = metrics.stored_frames + metrics.discarded_frames
     assert client.frames_sent - 2 <= received <= client.frames_sent
     if make is sac:
-        assert metrics.discarded_frames == 0
+        # Nothing is too old for it; only the last report comes behind the end of the run.
+        assert metrics.discarded_frames <= 2
     for name, tensor in algorithm.learner_policy.state_dict().items():
         assert torch.equal(tensor, algorithm.policy.state_dict()[name]), name
 

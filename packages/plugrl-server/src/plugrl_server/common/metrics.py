@@ -119,5 +119,6 @@ class Recent:
         """Give ``<name>_p50`` and ``<name>_p95``, times `scale`; nothing if there are none."""
         if not self._values:
             return {}
-        p50, p95 = np.percentile(np.fromiter(self._values, float), (50, 95)) * scale
+        # Copied in one step: another thread may be adding.
+        p50, p95 = np.percentile(list(self._values), (50, 95)) * scale
         return {f"{name}_p50": float(p50), f"{name}_p95": float(p95)}
