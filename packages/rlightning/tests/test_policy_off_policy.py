@@ -1,6 +1,7 @@
 """What SAC, TD3 and DQN share: minibatches, counts, exploration, priorities, resuming, learning."""
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -544,7 +545,8 @@ def test_it_learns_the_target_environment(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["sac", "td3"])
 def test_pendulum_swings_up_within_six_thousand_steps(tmp_path, kind):
     """Random play scores about -1,200; the packaged configuration, seed 0."""
-    command = [sys.executable, "-m", "rlightning", "train", f"pendulum_{kind}", "train.seed=0"]
+    program = pathlib.Path(sys.executable).with_name("rlightning")
+    command = [program, "train", f"pendulum_{kind}", "train.seed=0"]
     subprocess.run([*command, f"log.log_dir={tmp_path}", "log.name=n", "verbose=false"], check=True)
     from rlightning.utils.logger.files import read_rows
 
