@@ -200,7 +200,9 @@ class OffPolicy(BasePolicy):
 
         Returns:
             Metrics by name: means over the steps; ``updates`` so far, and ``updates_per_step``, the
-            gradient steps per step of one worker's environments.
+            gradient steps per environment step as configured: over the steps that a rollout of one
+            worker takes. An overlapping engine collects at its own pace, and its ratio is
+            ``updates`` over the environment steps logged beside.
         """
         data = self.dataset
         done, rows = int(self.n_updates), self._transitions(data)
