@@ -1,6 +1,8 @@
 """Processes: seeds, siblings, signals, and the referee of the protocol."""
 
 import contextlib
+import importlib
+import multiprocessing
 import os
 import shlex
 import signal
@@ -22,6 +24,7 @@ from plugrl_protocol.messages import ALL_FEATURES
 from plugrl_protocol.testing import NotingApplication, serve_in_thread
 
 FORK = ["--runner.start-method", "fork"]  # starts at once
+run = importlib.import_module("plugrl_env_client.runner.run")  # the function has its name
 PROGRAM = str(Path(sys.executable).with_name("plugrl-run-env-client"))
 FOREVER = ["--num-episodes", "1000000"]
 
@@ -113,6 +116,22 @@ def test_when_a_process_is_refused_its_siblings_end_with_its_exit_code(tmp_path)
         application.wait_for(lambda notes: len(notes.closes) == 2)
     assert "built for others" in said
     assert sorted(close.code for _, close in application.closes)[0] == 1000
+
+
+@pytest.mark.parametrize(("code", "expected"), [(run._SERVER_STOPPED, 0), (3, 3)])
+def test_who_missed_the_end_of_the_run_is_ended_with_success(code, expected, monkeypatch):
+    """One process was told that the run is finished; the other looks for a server that is gone."""
+    monkeypatch.setattr(run, "_JOIN_S", 0.2)
+    context = multiprocessing.get_context("fork")
+    gate = context.Event()
+    told = context.Process(target=os._exit, args=(code,))
+    looking = context.Process(target=gate.wait)
+    for process in (told, looking):
+        process.start()
+    assert run._wait_for_all([told, looking]) == expected
+    assert looking.is_alive()
+    run._end([told, looking])
+    assert looking.exitcode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

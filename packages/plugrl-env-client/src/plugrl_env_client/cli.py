@@ -154,7 +154,7 @@ def _run(job: Job) -> int:
         write_json(job.run_dir / "client_config.json", config)
         _log.info("writing to %s", job.run_dir)
         if job.args.num_procs == 1:
-            return run_guarded(job)
+            return run_guarded(job)[0]
         return run_multiprocess(job, job.args.num_procs)
 
 

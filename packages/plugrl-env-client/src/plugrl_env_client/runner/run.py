@@ -41,6 +41,8 @@ __all__ = ["Job", "derive_process_seed", "report_server_metadata", "run", "run_m
 
 _JOIN_S = 15.0
 """How long a process may take to close what it holds, before it is killed."""
+_SERVER_STOPPED = 75
+"""How a process tells its parent that it ended because the run is finished."""
 _log = logging.getLogger(__name__)
 
 
@@ -205,28 +207,31 @@ def _declared(metadata: dict[str, Any], key: str, flag: int | None) -> int | Non
 # ------------------------------------------------------------------------------------- processes
 
 
-def run_guarded(job: Job, process_id: int = 0, env_lock: Any = None) -> int:
-    """Roll out at the border of a process: log what goes wrong, and return the exit code.
+def run_guarded(job: Job, process_id: int = 0, env_lock: Any = None) -> tuple[int, bool]:
+    """Roll out at the border of a process: log what goes wrong.
 
-    0: finished, or the server said so. 1: failed, the log says why. 130, 143: stopped by a signal.
+    Returns:
+        The exit code (0: finished, or the server said so; 1: failed, the log says why; 130, 143:
+        stopped by a signal), and whether the server said that the run is finished.
     """
     try:
         with interruptible():
-            run(job, process_id, env_lock)
+            return 0, run(job, process_id, env_lock).server_stopped
     except Interrupted as stopped:
         _log.warning("%s", stopped)
-        return stopped.exit_code
+        return stopped.exit_code, False
     except (WireError, EnvClientError, PlugrlEnvsError) as error:
         _log.error("%s", error, exc_info=_log.isEnabledFor(logging.DEBUG))
-        return 1
     except Exception:  # noqa: BLE001  # whatever a simulator raises: the border of the process
         _log.exception("the environment client failed")
-        return 1
-    return 0
+    return 1, False
 
 
 def run_multiprocess(job: Job, num_procs: int) -> int:
     """Roll out in several processes; when one fails, the others are ended.
+
+    When the server tells one that the run is finished, the others have a moment to hear it, too:
+    one that was just looking for the server would not find it any more.
 
     Returns:
         The exit code: 0 if every process returned 0, that of the first that failed, or that of the
@@ -252,18 +257,28 @@ def run_multiprocess(job: Job, num_procs: int) -> int:
 
 def _wait_for_all(processes: list[BaseProcess]) -> int:
     running: dict[Any, BaseProcess] = {process.sentinel: process for process in processes}
+    deadline_s: float | None = None
     while running:
-        for sentinel in wait(list(running)):
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        ready = wait(list(running), left_s)
+        if not ready:
+            _log.info("the run is finished; ending who did not hear of it: %s", _names(running))
+            return 0
+        for sentinel in ready:
             ended = running.pop(sentinel)
             ended.join()
-            if ended.exitcode != 0:
+            if ended.exitcode == _SERVER_STOPPED and deadline_s is None:
+                deadline_s = time.monotonic() + _JOIN_S
+            elif ended.exitcode not in (0, _SERVER_STOPPED):
                 _log.error("%s %s", ended.name, _how_it_ended(ended.exitcode))
                 if running:
-                    _log.error(
-                        "ending its siblings: %s", ", ".join(p.name for p in running.values())
-                    )
+                    _log.error("ending its siblings: %s", _names(running))
                 return 1 if ended.exitcode is None or ended.exitcode < 0 else ended.exitcode
     return 0
+
+
+def _names(processes: dict[Any, BaseProcess]) -> str:
+    return ", ".join(process.name for process in processes.values())
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -292,7 +307,9 @@ def _process_main(job: Job, process_id: int, env_lock: Any) -> None:
         _end_with_parent()
         for module in job.imports:
             importlib.import_module(module)
-        code = run_guarded(job, process_id, env_lock)
+        code, server_stopped = run_guarded(job, process_id, env_lock)
+    if server_stopped and not job.args.reconnect_on_server_stop:
+        code = _SERVER_STOPPED
     raise SystemExit(code)
 
 

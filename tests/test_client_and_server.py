@@ -1,0 +1,154 @@
+"""The environment client and the training server, each as its command, over a real connection."""
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+LIMIT_S = 60
+
+
+@contextlib.contextmanager
+def running(folder, command, *arguments):
+    """Start a command; whatever happens, it does not stay. Its output is collected."""
+    process = subprocess.Popen(
+        [str(BIN / command), *map(str, arguments)],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    process.said, process.changed = [], threading.Condition()
+
+    def collect():
+        for line in process.stdout:
+            with process.changed:
+                process.said.append(line)
+                process.changed.notify_all()
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+
+
+def text(process):
+    return "".join(process.said)
+
+
+def wait_for(process, phrase):
+    with process.changed:
+        found = process.changed.wait_for(lambda: phrase in text(process), LIMIT_S)
+    assert found, text(process)
+
+
+def ends_with(process, code):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(LIMIT_S)
+    assert process.poll() == code, text(process)
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+PPO = ["categorical-policy", "default", "ppo", "default", "--policy.device", "cpu"]
+SMALL = [*PPO, "--algo.buffer-size", "64", "--algo.batch-size", "64", "--algo.update-epochs", "1"]
+ENDLESS = ["--num-episodes", "1000000"]
+
+
+def test_a_run_ends_both_programs_with_0(tmp_path):
+    port = free_port()
+    server_flags = [*SMALL, "--algo.train-itrs", "3", "--port", port]
+    client_flags = [*ENDLESS, "--num-envs", "4", "--server-port", port]
+    with (
+        running(tmp_path, "plugrl-run-server", *server_flags) as server,
+        running(tmp_path, "plugrl-run-env-client", "classic-v1", *client_flags) as client,
+    ):
+        ends_with(server, 0)
+        ends_with(client, 0)
+    assert "the server says that the run is finished" in text(client)
+    (summary,) = tmp_path.glob("runs/*/rollout/proc_000/summary.json")
+    found = json.loads(summary.read_text())
+    assert (found["server_stopped"], found["finished"]) == (True, True)
+    assert list(tmp_path.glob("checkpoints/ppo/categorical-policy/*/192"))
+
+
+def test_observations_that_the_policy_was_not_built_for_are_named_by_both_sides(tmp_path):
+    port = free_port()
+    with (
+        running(tmp_path, "plugrl-run-server", *SMALL, "--port", port) as server,
+        running(
+            tmp_path, "plugrl-run-env-client", "classic-v1", "--env.name", "Acrobot-v1",
+            "--server-port", port,
+        ) as client,
+    ):  # fmt: skip
+        ends_with(client, 1)
+        assert "obs:6" in text(client)
+        assert "obs:4" in text(client)
+        assert server.poll() is None
+
+
+def test_a_client_goes_on_with_the_server_that_replaces_its_own(tmp_path):
+    port = free_port()
+    flags = [*SMALL, "--algo.train-itrs", "100000", "--port", port, "--algo.save-interval", "1"]
+    with running(
+        tmp_path, "plugrl-run-env-client", "classic-v1", *ENDLESS, "--server-port", port
+    ) as client:
+        with running(tmp_path, "plugrl-run-server", *flags, "--exp-name", "one") as first:
+            wait_for(first, "saved")
+            first.send_signal(signal.SIGTERM)
+            first.wait(LIMIT_S)
+        with running(tmp_path, "plugrl-run-server", *flags, "--exp-name", "two") as second:
+            wait_for(second, "saved")
+        assert client.poll() is None
+        assert "dropped the chunks in flight" in text(client)
+        client.send_signal(signal.SIGINT)
+        ends_with(client, 130)
+
+
+@pytest.mark.slow
+def test_ppo_learns_to_balance_a_pole_from_a_client(tmp_path):
+    port = free_port()
+    server_flags = [*PPO, "--algo.train-itrs", "40", "--algo.buffer-size", "1024",
+                    "--algo.learning-rate", "1e-3", "--port", port]  # fmt: skip
+    client_flags = [*ENDLESS, "--num-envs", "8", "--runner.seed", "0", "--server-port", port]
+    with (
+        running(tmp_path, "plugrl-run-server", *server_flags) as server,
+        running(tmp_path, "plugrl-run-env-client", "classic-v1", *client_flags) as client,
+    ):
+        ends_with(server, 0)
+        ends_with(client, 0)
+    (metrics,) = tmp_path.glob("runs/*/rollout/proc_000/metrics/episode_metrics.jsonl")
+    returns = [json.loads(line)["return"] for line in metrics.read_text().splitlines()]
+    print(f"first {sum(returns[:20]) / 20:.0f}, last {sum(returns[-20:]) / 20:.0f}")
+    assert sum(returns[:20]) / 20 < 50
+    assert sum(returns[-20:]) / 20 > 150
+
+
+@pytest.mark.slow
+def test_sac_trains_on_a_pendulum_from_a_client(tmp_path):
+    port = free_port()
+    server_flags = ["sac-policy", "default", "sac", "default", "--policy.device", "cpu",
+                    "--policy.state-dim", "3", "--policy.action-dim", "1",
+                    "--policy.action-high", "2", "--policy.action-low", "-2",
+                    "--algo.global-steps", "1000", "--algo.learning-starts", "200",
+                    "--port", port]  # fmt: skip
+    client_flags = ["--env.name", "Pendulum-v1", *ENDLESS, "--server-port", port]
+    with (
+        running(tmp_path, "plugrl-run-server", *server_flags) as server,
+        running(tmp_path, "plugrl-run-env-client", "classic-v1", *client_flags) as client,
+    ):
+        ends_with(server, 0)
+        ends_with(client, 0)
