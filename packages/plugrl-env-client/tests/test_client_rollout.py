@@ -192,11 +192,13 @@ class LosingAgent(NotingAgent):
         super().__init__(act)
         self.calls = -1
         self.lost = lost
+        self.asked_before_losses = []
         self.error = error or ConnectionReplaced(CLOSE_RESYNC)
 
     def _maybe_lose(self):
         self.calls += 1
         if self.calls in self.lost:
+            self.asked_before_losses.append(len(self.requests))
             raise self.error
 
     def infer(self, obs, **kwargs):
@@ -219,7 +221,9 @@ def test_after_a_loss_every_row_asks_anew_and_ended_rows_begin_anew(mode, lost):
     for obs, rows, _ in agent.requests:
         for place, row in enumerate(rows):
             assert obs.states["x"][place][1] < LENGTHS[row]  # never an episode's last
-    assert [len(rows) for _, rows, _ in agent.requests].count(4) >= 1
+    after = [place for place in agent.asked_before_losses if place < len(agent.requests)]
+    assert after
+    assert [agent.requests[place][1].tolist() for place in after] == [[0, 1, 2, 3]] * len(after)
 
 
 def test_a_lost_chunk_is_neither_reported_nor_counted():
