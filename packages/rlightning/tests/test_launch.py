@@ -442,3 +442,56 @@ def test_run_main_is_usable_without_a_command_line(project):
     seen = []
     run_main(seen.append, compose_main(project / "conf", "a"))
     assert seen[0].run is not None
+
+
+def test_a_resume_that_does_not_fit_leaves_the_earlier_run_as_it_was(tmp_path):
+    """Another task, then another network: a message, and the folder's configuration is kept."""
+    from rlightning.cli import main
+
+    common = [
+        "cartpole_ppo", "train.max_rollout_steps=16", "train.eval_episodes=1", "verbose=false",
+        f"log.log_dir={tmp_path}", "log.name=ok", "env.num_envs=2",
+    ]  # fmt: skip
+    main(["train", *common, "train.max_epochs=1"])
+    before = (tmp_path / "cartpole" / "ok" / "config.yaml").read_bytes()
+    for change in ("env.task=Acrobot-v1", "policy.model_cfg.hidden_sizes=[8]"):
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *common, "train.max_epochs=2", change, "--resume"])
+        assert ended.value.code == 2
+        assert (tmp_path / "cartpole" / "ok" / "config.yaml").read_bytes() == before
+
+
+def test_a_name_is_free_again_after_a_run_that_could_not_start(tmp_path, capsys):
+    from rlightning.cli import main
+
+    common = [
+        "cartpole_ppo", "train.max_epochs=1", "train.eval_episodes=1", "verbose=false",
+        f"log.log_dir={tmp_path}", "log.name=k", "env.num_envs=2",
+    ]  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *common, "policy.optim_cfg.lrr=1"])
+    assert ended.value.code == 2
+    assert "Did you mean 'lr'" in capsys.readouterr().err
+    main(["train", *common])
+
+
+def test_a_broken_yaml_file_is_a_message(tmp_path, capsys):
+    from rlightning.cli import main
+
+    (tmp_path / "bad.yaml").write_text("engine: [a")
+    with pytest.raises(SystemExit) as ended:
+        main(["train", str(tmp_path / "bad.yaml")])
+    assert ended.value.code == 2
+    assert "cannot compose bad.yaml" in capsys.readouterr().err
+
+
+def test_a_run_that_is_stopped_in_its_first_rollout_says_how_to_go_on(tmp_path, monkeypatch):
+    from rlightning.cli import main
+    from rlightning.engine import SyncRLEngine
+
+    def stop_at_once(self):
+        self.run_context.stop.request()
+
+    monkeypatch.setattr(SyncRLEngine, "_pre_rollout_hook", stop_at_once)
+    main(["train", "cartpole_ppo", f"log.log_dir={tmp_path}", "log.name=s", "verbose=false"])
+    assert (tmp_path / "cartpole" / "s" / "checkpoints" / "epoch_last" / "manifest.json").is_file()

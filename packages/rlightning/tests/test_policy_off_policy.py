@@ -399,20 +399,6 @@ def test_a_nan_in_the_network_stops_before_the_optimizer_moves(kind):
 # ---- resuming ----------------------------------------------------------------------------------
 
 
-def hand_over_last_rows(first, resumed):
-    """Give the resumed engine the rewards and flags of the last step before it was saved.
-
-    An engine's checkpoint keeps the observations of those rows only; with zeros in their place the
-    newest transition of every environment is another one.
-    """
-    ids = resumed.env_group.env_ids
-    rets = [
-        EnvRet(i, r.observation, r.last_reward, r.last_terminated, r.last_truncated, r.info)
-        for i, r in zip(ids, first._env_rets.values(), strict=True)
-    ]
-    resumed._env_rets = BatchedData(ids, rets)
-
-
 @ALL
 def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(tmp_path, kind):
     """Networks, slow copies, temperature, optimizers, exploration and sampling all go on."""
@@ -429,7 +415,6 @@ def test_a_resumed_run_ends_bit_for_bit_like_one_that_never_stopped(tmp_path, ki
         configuration(kind, tmp_path / "2", max_epochs=10, **options),
         resume_from=first.run_context.checkpoint_dir / "epoch_last",
     )
-    hand_over_last_rows(first, resumed)
     resumed.run()
     want, have = (tensors_of(e.policy_group.train_list[0]) for e in (through, resumed))
     assert want["n_updates"] > first.policy_group.train_list[0].n_updates > 0

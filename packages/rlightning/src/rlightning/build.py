@@ -48,7 +48,7 @@ def check_config(config: MainConfig) -> None:
     for env in config.env:
         _resolve(env, ENVS.get(env.backend), path="env")
     _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
-    _resolve(config.policy, POLICIES.get(config.policy.type), path="policy")
+    _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)
     _check_batch(config)
 
@@ -112,7 +112,7 @@ def build_policy_group(
     del backend, is_colocated
     if cluster_cfg is not None:
         raise ConfigError("distributed policies need a cluster, which this version does not do")
-    kind = POLICIES.get(policy_cls)
+    kind = _policy_class(policy_cls)
     _resolve(policy_cfg, kind, path="policy")
     if policy_cfg.train_config is not None:
         resolve_extras(
@@ -172,6 +172,15 @@ def build_engine(
     _resolve_train(config)
     engine: BaseEngine = kind(config, env_group, policy_group, buffer)
     return engine
+
+
+def _policy_class(name: str) -> type[Any]:
+    from rlightning.policy import BasePolicy
+
+    kind = POLICIES.get(name)
+    if not issubclass(kind, BasePolicy):
+        raise ConfigError(f"{name!r} is {kind!r}; a policy is a subclass of BasePolicy")
+    return kind
 
 
 def _engine_class(config: MainConfig) -> type[Any]:

@@ -112,8 +112,11 @@ def run_main(
             _log.info("learning curve %s", curve)
     except StopRequested:
         _log.warning("stopped before training began; nothing to save")
+    except USER_ERRORS:
+        context.give_up()  # the corrected command may take the same name; whoever calls says why
+        raise
     except Exception as error:
-        _log.error("the run failed: %s; its folder is %s", error, context.run_dir)
+        _log.error("the run failed: %s. Its folder is %s", error, context.run_dir)
         raise
     finally:
         close_logger()

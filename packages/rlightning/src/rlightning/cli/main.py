@@ -59,6 +59,13 @@ def _run(arguments: argparse.Namespace) -> None:
             list_names(arguments.kind)
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlightning", description="Reinforcement learning for robots and simulated bodies."
@@ -74,12 +81,12 @@ def _parser() -> argparse.ArgumentParser:
 
     evaluate = commands.add_parser("eval", help="measure a trained policy")
     evaluate.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
-    evaluate.add_argument("--episodes", type=int, default=100, help="episodes to play")
+    evaluate.add_argument("--episodes", type=_positive, default=100, help="episodes to play")
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the environments")
 
     play = commands.add_parser("play", help="watch a trained policy, in a window or as a video")
     play.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
-    play.add_argument("--episodes", type=int, default=1, help="episodes to play")
+    play.add_argument("--episodes", type=_positive, default=1, help="episodes to play")
     play.add_argument("--seed", type=int, default=0, help="seed of the environment")
     play.add_argument("--video", metavar="FILE.mp4", help="write a video instead of a window")
 

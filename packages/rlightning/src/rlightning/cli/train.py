@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from rlightning.checkpoint import find_checkpoint
+from rlightning.checkpoint import find_checkpoint, list_checkpoints
 from rlightning.config import compose_main
 from rlightning.launch import print_config, run_main, train_main
 from rlightning.utils.logger.files import read_rows
@@ -23,13 +24,13 @@ CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 """The configurations that ship with the package."""
 
 _MEASURES = (
-    ("environment steps", "env_step"),
-    ("seconds", "wall_s"),
-    ("evaluation episodes", "eval/episodes"),
-    ("mean return", "eval/episode_return"),
-    ("standard deviation", "eval/episode_return_std"),
-    ("mean length", "eval/episode_length"),
-    ("success", "eval/success"),
+    ("environment steps", "env_step", 0),
+    ("seconds", "wall_s", 1),
+    ("evaluation episodes", "eval/episodes", 0),
+    ("mean return", "eval/episode_return", 1),
+    ("standard deviation", "eval/episode_return_std", 1),
+    ("mean length", "eval/episode_length", 1),
+    ("success", "eval/success", 2),
 )
 
 
@@ -49,20 +50,29 @@ def train(arguments: argparse.Namespace) -> None:
 def _print_summary(config: MainConfig, name: str) -> None:
     from rich.table import Table
 
-    run_dir = config.run.run_dir
+    run_dir, console = config.run.run_dir, get_console()
+    command = "rlightning" if shutil.which("rlightning") else sys.argv[0]
+    if config.run.stop.requested:
+        if not list_checkpoints(config.run.checkpoint_dir):
+            return
+        console.print(
+            f"stopped; to go on:\n  {command} train {name} --resume {run_dir}",
+            soft_wrap=True,
+            highlight=False,
+        )
+        return
     latest: dict[str, float] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
         latest |= row
     table = Table("measured", "value", title=f"{config.env[0].task}, {config.policy.type}")
-    for label, key in _MEASURES:
+    for label, key, digits in _MEASURES:
         if key in latest:
-            table.add_row(label, f"{latest[key]:,.1f}")
-    console = get_console()
+            table.add_row(label, f"{latest[key]:,.{digits}f}")
     console.print(table)
     checkpoint = find_checkpoint(config.run.checkpoint_dir)
-    command = pathlib.Path(sys.argv[0]).name
+    seed = config.run.seed + 1
     lines = [f"learning curve  {run_dir / 'curve.png'}", "next:"]
     lines.append(f"  {command} eval {checkpoint}")
     lines.append(f"  {command} play {checkpoint} --video {run_dir / 'play.mp4'}")
-    lines.append(f"  {command} train {name} train.seed={config.run.seed + 1}")
+    lines.append(f"  {command} train {name} train.seed={seed} log.name=seed-{seed}")
     console.print("\n".join(lines), soft_wrap=True, highlight=False)

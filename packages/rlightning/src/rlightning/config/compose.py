@@ -11,6 +11,8 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from rlightning.config.schema import MainConfig
 from rlightning.errors import ConfigError, did_you_mean
 
@@ -48,7 +50,7 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
     try:
         with initialize_config_dir(version_base=None, config_dir=str(folder)):
             return hydra_compose(config_name=name, overrides=prepared)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
 
 

@@ -222,6 +222,9 @@ class TrainingEngine(BaseEngine):
     def train(self) -> dict[str, float]:
         """Update the policy and record its metrics."""
         metrics = self.policy_group.train()
+        buffer: Any = self.buffer  # a policy reports priorities to a buffer that has asked for them
+        for index, priority in self.policy_group.priorities():
+            buffer.update_priorities(index, priority)
         self.log(metrics, self.train_prefix)
         return metrics
 
@@ -327,7 +330,7 @@ class TrainingEngine(BaseEngine):
             "policy": self.policy_group.export_state(),
             "buffer": self.buffer.state_dict(),
             "env": self.env_group.get_state(),
-            "observations": [env_ret.observation for env_ret in self._env_rets.values()],
+            "rows": [_plain_row(env_ret) for env_ret in self._env_rets.values()],
             "rng": get_rng_state(),
             "epoch": self.epoch,
             "env_steps": self.env_steps,
@@ -341,7 +344,14 @@ class TrainingEngine(BaseEngine):
                 f"{path} is a checkpoint of {checkpoint.policy}; this run trains "
                 f"{self._policy_name()}"
             )
-        self._restore(checkpoint.training)
+        try:
+            self._restore(checkpoint.training)
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{path} does not fit this run's policy or environments; was it written with "
+                f"another network, task or number of environments? {error}"
+            ) from error
+        self.run_context.record_config(self.config)
         get_metrics_logger().resume(env_step=self.env_steps, epoch=self.epoch)
         _log.info("resumed from %s at epoch %d", path, self.epoch)
 
@@ -359,19 +369,17 @@ class TrainingEngine(BaseEngine):
             self._env_rets, _ = self.env_group.reset(seed=seed)
         else:
             self.env_group.set_state(state["env"])
-            self._env_rets = self._first_rows(state["observations"])
+            ids = self.env_group.env_ids
+            rows = [EnvRet(env_id, **row) for env_id, row in zip(ids, state["rows"], strict=True)]
+            self._env_rets = BatchedData(ids, rows)
         set_rng_state(state["rng"])
 
-    def _first_rows(self, observations: list[Any]) -> BatchedData[EnvRet]:
-        """Return what starts a segment from `observations`; nothing has ended before it."""
-        ids = self.env_group.env_ids
-        rets = []
-        for env_id, meta, observation in zip(ids, self._env_metas, observations, strict=True):
-            shape = () if meta.num_envs in (None, 1) else (meta.num_envs,)
-            no = np.zeros(shape, dtype=bool)
-            reward = np.zeros(shape, dtype=np.float32)
-            rets.append(EnvRet(env_id, observation, reward, no, no.copy()))
-        return BatchedData(ids, rets)
+
+def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
+    """Return what the next rollout starts from, with what completes the transition before it."""
+    fields = {name: getattr(env_ret, name) for name in env_ret.fields() if name != "info"}
+    finals = {key: env_ret.info[key] for key in ("final_obs", "_final_obs") if key in env_ret.info}
+    return {**fields, "info": finals}
 
 
 @contextlib.contextmanager

@@ -284,6 +284,13 @@ class BasePolicy(nn.Module, ABC):
         logged = {key: sum(values) / len(values) for key, values in self._logged.items()}
         return logged | (result or {})
 
+    def priorities(self) -> tuple[Any, Any] | None:
+        """Return the rows last learned from and how much each has still to teach, or None.
+
+        For prioritised replay: the batch's ``index``, and a non-negative number per row.
+        """
+        return None
+
     def log_metric(self, key: str, value: float) -> None:
         """Report a metric from inside `train`; several values of one epoch are averaged."""
         self._logged.setdefault(key, []).append(float(value))

@@ -163,6 +163,11 @@ class PolicyGroup:
             key: sum(float(result[key]) for result in results) / len(results) for key in results[0]
         }
 
+    def priorities(self) -> list[tuple[Any, Any]]:
+        """Return what each TRAIN instance says of the rows it learned from; see `BasePolicy`."""
+        reports = [policy.priorities() for policy in self.train_list]
+        return [report for report in reports if report is not None]
+
     # ---- weights -------------------------------------------------------------------------------
 
     def send_weights(self) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["RunContext", "open_run"]
 
 _log = get_logger("runtime.run")
+_CONFIG = "config.yaml"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,19 @@ class RunContext:
     """The checkpoint to continue from."""
     stop: StopSignal = dataclasses.field(default_factory=StopSignal)
     """Whether somebody asked the run to stop."""
+
+    def record_config(self, config: MainConfig) -> None:
+        """Write the run's configuration into its folder, with the commit it runs at.
+
+        A resumed run does so once its checkpoint has proven to fit, and no earlier: until then the
+        file belongs to the run that wrote the checkpoint.
+        """
+        _write_config(config, self.run_dir)
+
+    def give_up(self) -> None:
+        """Free the folder's name again where the run ended before it had any result."""
+        if not _holds_results(self.run_dir):
+            (self.run_dir / _CONFIG).unlink(missing_ok=True)
 
 
 def open_run(
@@ -74,7 +88,6 @@ def open_run(
     if config.train.torch_threads is not None:
         torch.set_num_threads(config.train.torch_threads)
     seed_everything(config.train.seed)
-    _write_config(config, run_dir)
     context = RunContext(
         run_dir=run_dir,
         checkpoint_dir=checkpoint_dir,
@@ -82,6 +95,8 @@ def open_run(
         resume_from=resume_from,
     )
     config.attach_run(context)
+    if resume_from is None:
+        context.record_config(config)
     _log.info("run directory %s, seed %d", run_dir, config.train.seed)
     for line in changed:
         _log.warning("since the checkpoint the configuration changed: %s", line)
@@ -141,7 +156,14 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _holds_a_run(run_dir: pathlib.Path) -> bool:
-    return (run_dir / "config.yaml").exists() or (run_dir / "metrics.jsonl").exists()
+    return (run_dir / _CONFIG).exists() or _holds_results(run_dir)
+
+
+def _holds_results(run_dir: pathlib.Path) -> bool:
+    """Return whether a folder has something to lose: a number, or a checkpoint."""
+    metrics = run_dir / "metrics.jsonl"
+    measured = metrics.is_file() and metrics.stat().st_size > 0
+    return measured or any((run_dir / "checkpoints").glob("*/manifest.json"))
 
 
 def _write_config(config: MainConfig, run_dir: pathlib.Path) -> None:
@@ -154,7 +176,7 @@ def _write_config(config: MainConfig, run_dir: pathlib.Path) -> None:
     }
     text = "".join(f"# {key}: {value}\n" for key, value in header.items())
     text += yaml.safe_dump(content, sort_keys=False)
-    (run_dir / "config.yaml").write_text(text, encoding="utf-8")
+    (run_dir / _CONFIG).write_text(text, encoding="utf-8")
 
 
 def _git_commit() -> str:
