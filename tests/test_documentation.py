@@ -20,6 +20,8 @@ import sys
 import pytest
 import yaml
 
+from rlightning.utils.registry import BUFFERS, ENGINE, ENVS, POLICIES, WEIGHTS
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path
@@ -152,6 +154,8 @@ def run_block(block, namespace, folder, name):
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    for registry in (BUFFERS, ENGINE, ENVS, POLICIES, WEIGHTS):  # other tests register names too
+        monkeypatch.setattr(registry, "module_dict", {})
     name = page.relative_to(ROOT).as_posix()
     namespace = {"__name__": "page"}
     for block in blocks_of(page.read_text(encoding="utf-8")):
