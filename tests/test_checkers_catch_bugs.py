@@ -72,10 +72,8 @@ SEEN_BY = {
 }
 
 
-# Seen by tests/test_reference_pair.py; what the checker lacks.
+# Seen by tests/test_reference_pair.py; what the checker lacks where one clause is tried alone.
 NOT_SEEN = {
-    "action-by-position": "an infer whose env_indices are not ascending, compared with --echo",
-    "feedback-by-position": "reuse after a feedback of other envs than the infer's",
     "ping-blocked": "a second ping, sent after the first pong: the first may travel with the infer",
 }
 

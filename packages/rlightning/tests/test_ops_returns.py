@@ -318,3 +318,13 @@ def test_vtrace_of_the_current_policy_is_the_lambda_return():
         **rollout, log_ratio_TN=torch.zeros(20, 4), gamma=GAMMA, trace_lambda=LAMBDA
     )
     assert torch.allclose(result.value_target_TN, target, atol=1e-5)
+
+
+def test_a_discount_per_step_is_each_steps_own():
+    """Two steps of 1, values 0: the first counts the second at its own 0.5, not at 0.9."""
+    ones, zeros = torch.ones(2, 1), torch.zeros(2, 1)
+    gammas = torch.tensor([[0.5], [0.9]])
+    advantage, _ = returns.gae(
+        ones, zeros, zeros, zeros.bool(), zeros.bool(), gamma=gammas, gae_lambda=1.0
+    )
+    assert advantage.flatten().tolist() == pytest.approx([1.5, 1.0])

@@ -82,7 +82,7 @@ def gae(
     terminated_TN: Tensor,
     truncated_TN: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
     """Estimate advantages by generalised advantage estimation.
@@ -96,7 +96,7 @@ def gae(
         next_value_TN: value of what followed each step, see the module docstring, [T, N].
         terminated_TN: bool (or 0/1 of any dtype), [T, N].
         truncated_TN: likewise.
-        gamma: discount factor.
+        gamma: discount factor; a tensor [T, N] gives each step its own, as chunks of steps need.
         gae_lambda: 0 gives one-step TD errors, 1 Monte Carlo returns minus values.
 
     Returns:
@@ -234,7 +234,7 @@ def vtrace(  # noqa: PLR0913 - six columns of one rollout and the method's four 
     truncated_TN: Tensor,
     log_ratio_TN: Tensor,
     *,
-    gamma: float,
+    gamma: float | Tensor,
     rho_bar: float = 1.0,
     c_bar: float = 1.0,
     trace_lambda: float = 1.0,
@@ -251,7 +251,7 @@ def vtrace(  # noqa: PLR0913 - six columns of one rollout and the method's four 
         terminated_TN: bool, [T, N].
         truncated_TN: bool, [T, N].
         log_ratio_TN: log-probability under the learner minus under the policy that acted, [T, N].
-        gamma: discount factor.
+        gamma: discount factor; a tensor [T, N] gives each step its own, as chunks of steps need.
         rho_bar: cap of the ratio in the TD error and in the advantage.
         c_bar: cap of the ratio that carries corrections back in time.
         trace_lambda: further decay of those corrections.

@@ -6,7 +6,7 @@ environment steps discounts by ``gamma ** k``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -65,8 +65,7 @@ def frame_targets(  # the columns of a rollout and the constants of the method
     if observation is not None:
         next_value[torch.from_numpy(wanted)] = _values(policy, observation, len(wanted))
     block = segments.block
-    # The ops take one gamma for all steps; a tensor of the block's shape broadcasts in its place.
-    gammas = cast("float", gamma ** block(frames["steps"]).float())
+    gammas: Tensor = gamma ** block(frames["steps"]).float()
     reward, value, next_value = (block(x) for x in (reward, value, next_value))
     ends = (block(frames["terminated"]), block(frames["truncated"]))
     if log_ratio is None:
