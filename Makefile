@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PACKAGES := plugrl-protocol plugrl-envs plugrl-env-client rlightning plugrl-server
 SOURCES := $(PACKAGES:%=packages/%/src)
-TOOLS := hatchling editables pytest pytest-timeout pytest-cov hypothesis psutil ruff mypy import-linter
+TOOLS := setuptools wheel hatchling editables pytest pytest-timeout pytest-cov hypothesis psutil ruff mypy import-linter
 # With the simulator families that tests and examples run, and the peer that tests compare with.
 INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
 	-e packages/plugrl-env-client -e packages/rlightning[video] -e packages/plugrl-server stable_baselines3

@@ -21,6 +21,7 @@ from rlightning.checkpoint import (
     load_checkpoint,
     load_plain,
     load_weights,
+    prune_checkpoints,
     save_checkpoint,
 )
 from rlightning.errors import CheckpointError
@@ -168,6 +169,20 @@ def test_left_overs_of_dead_writers_are_removed_and_of_living_ones_kept(tmp_path
 
 
 # ---- finding -----------------------------------------------------------------------------------
+
+
+def test_a_removed_checkpoint_leaves_nothing_and_a_half_removed_one_is_cleared_away(
+    tmp_path, monkeypatch
+):
+    for epoch in (1, 2):
+        save(tmp_path, f"epoch_{epoch}", epoch=epoch)
+    with monkeypatch.context() as killed:
+        killed.setattr("rlightning.checkpoint.shutil.rmtree", lambda path, **_: None)
+        prune_checkpoints(tmp_path, keep=1)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["epoch_2"]
+    save(tmp_path, "epoch_3", epoch=3)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["epoch_2", "epoch_2.pt", "epoch_3", "epoch_3.pt"]
 
 
 def test_checkpoints_are_listed_oldest_first(tmp_path):
@@ -330,7 +345,10 @@ def test_a_reader_beside_a_writer_disturbs_nothing(tmp_path):
         deadline = time.monotonic() + 2
         reads = 0
         while time.monotonic() < deadline and writer.poll() is None:
-            list_checkpoints(tmp_path)
+            (path,) = list_checkpoints(tmp_path)
+            loaded = load_checkpoint(path)
+            assert set(loaded.weights["actor"]["weight"].tolist()) == {float(loaded.epoch)}
+            assert loaded.epoch == loaded.training["epoch"]
             reads += 1
         assert writer.poll() is None, writer.stderr.read()
         assert reads > 3

@@ -16,7 +16,6 @@ this module. It knows nothing about policies.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -27,7 +26,7 @@ import re
 import shutil
 import time
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -48,6 +47,7 @@ __all__ = [
     "load_plain",
     "load_weights",
     "prune_checkpoints",
+    "remove_checkpoint",
     "save_checkpoint",
     "save_offender",
 ]
@@ -61,7 +61,9 @@ _MANIFEST, _WEIGHTS, _TRAINING, _CONFIG = (
 )
 _ARRAY = "__ndarray__"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _TRIES = 10
+_Content = TypeVar("_Content")
 _log = get_logger("checkpoint")
 
 
@@ -157,13 +159,17 @@ def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
     """
     if not folder.is_dir():
         return []
-    _recover(folder)
+    for _ in range(_TRIES):
+        _recover(folder)
+        paths = sorted(folder.iterdir())
+        if not any(path.name.startswith(".old-") and _new(path) not in paths for path in paths):
+            break  # else a running job is between its two renames
     whole: list[tuple[int, pathlib.Path]] = []
-    for path in folder.iterdir():
-        if path.name.startswith(".") or not (path / _MANIFEST).is_file():
+    for path in paths:
+        if path.name.startswith(".") or not (path.is_dir() or _old(path).exists()):
             continue
         try:
-            manifest = _checked_manifest(path)
+            manifest = _read_whole(path, _checked_manifest)
         except CheckpointError as error:
             _log.warning("%s", error)
             continue
@@ -202,8 +208,18 @@ def prune_checkpoints(folder: pathlib.Path, *, keep: int | None) -> None:
         return
     numbered = [path for path in list_checkpoints(folder) if re.fullmatch(r"epoch_\d+", path.name)]
     for path in numbered[:-keep]:
-        path.with_suffix(".pt").unlink(missing_ok=True)
-        shutil.rmtree(path)
+        remove_checkpoint(path)
+
+
+def remove_checkpoint(path: pathlib.Path) -> None:
+    """Remove a checkpoint directory and the policy's own file beside it.
+
+    It goes by one rename: a kill leaves no half of it, and the next save clears the rest away.
+    """
+    gone = path.with_name(f".gone-{path.name}")
+    path.rename(gone)
+    path.with_name(f"{path.name}.pt").unlink(missing_ok=True)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def load_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -212,6 +228,10 @@ def load_checkpoint(path: pathlib.Path) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing, damaged, or holds more than plain data.
     """
+    return _read_whole(path, _read_checkpoint)
+
+
+def _read_checkpoint(path: pathlib.Path) -> Checkpoint:
     manifest = _checked_manifest(path)
     return Checkpoint(
         policy=manifest["policy"],
@@ -225,6 +245,10 @@ def load_checkpoint(path: pathlib.Path) -> Checkpoint:
 
 def load_weights(path: pathlib.Path) -> dict[str, Any]:
     """Load only the weights of a checkpoint directory; see `load_checkpoint`."""
+    return _read_whole(path, _read_weights)
+
+
+def _read_weights(path: pathlib.Path) -> dict[str, Any]:
     _checked_manifest(path)
     weights: dict[str, Any] = _load(path / _WEIGHTS)
     return weights
@@ -248,6 +272,29 @@ def load_plain(path: str | pathlib.Path, *, device: str = "cpu") -> Any:
 
 def _load(path: pathlib.Path) -> Any:
     return _from_plain(load_plain(path))
+
+
+def _read_whole(path: pathlib.Path, read: Callable[[pathlib.Path], _Content]) -> _Content:
+    """Read a checkpoint directory, again where a running job replaced it meanwhile."""
+    for _ in range(_TRIES):
+        before = _identity(path)
+        try:
+            content = read(path)
+        except (CheckpointError, FileNotFoundError):
+            if _identity(path) == before and not _old(path).exists():
+                raise
+        else:
+            if _identity(path) == before:
+                return content
+    return read(path)
+
+
+def _identity(path: pathlib.Path) -> int | None:
+    """Tell one directory of a name from the next."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _checked_manifest(path: pathlib.Path) -> dict[str, Any]:
@@ -285,6 +332,11 @@ def _old(target: pathlib.Path) -> pathlib.Path:
     return target.with_name(f".old-{target.name}")
 
 
+def _new(old: pathlib.Path) -> pathlib.Path:
+    """Return the name that an `_old` directory had."""
+    return old.with_name(old.name.removeprefix(".old-"))
+
+
 def _put_in_place(beside: pathlib.Path, target: pathlib.Path) -> None:
     """Rename `beside` to `target`, over an earlier directory of that name."""
     for _ in range(_TRIES):
@@ -293,7 +345,7 @@ def _put_in_place(beside: pathlib.Path, target: pathlib.Path) -> None:
         try:
             beside.rename(target)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in _OCCUPIED:
                 raise
             continue  # a reader saw the gap and put the earlier directory back
         return
@@ -303,16 +355,19 @@ def _put_in_place(beside: pathlib.Path, target: pathlib.Path) -> None:
 def _recover(folder: pathlib.Path) -> None:
     """Put back a directory whose replacement was killed between two renames."""
     for old in folder.glob(".old-*"):
-        target = folder / old.name.removeprefix(".old-")
+        target = _new(old)
         if not target.exists():
-            with contextlib.suppress(FileNotFoundError, FileExistsError):  # the writer was living
+            try:
                 old.rename(target)
+            except OSError as error:  # the writer was living, and has put the new one there
+                if error.errno not in (errno.ENOENT, *_OCCUPIED):
+                    raise
 
 
 def _tidy(folder: pathlib.Path) -> None:
     """Remove what killed saves left behind."""
     _recover(folder)
-    for left in (*folder.glob(".tmp-*"), *folder.glob(".old-*")):
+    for left in (*folder.glob(".tmp-*"), *folder.glob(".old-*"), *folder.glob(".gone-*")):
         owner = re.fullmatch(r"\.tmp-.*-(\d+)", left.name)
         if owner is None or int(owner[1]) == os.getpid() or not _is_alive(int(owner[1])):
             shutil.rmtree(left, ignore_errors=True)

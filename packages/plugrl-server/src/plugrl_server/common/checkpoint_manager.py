@@ -130,10 +130,11 @@ class CheckpointManager:
     def _prune(self) -> None:
         if self._keep is None:
             return
+        from rlightning.checkpoint import remove_checkpoint
+
         steps = _steps(self.checkpoint_dir)
         for step in steps[: max(0, len(steps) - self._keep)]:
-            (self.checkpoint_dir / f"{step}.pt").unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoint_dir / str(step))
+            remove_checkpoint(self.checkpoint_dir / str(step))
 
 
 def _write_model(policy_file: pathlib.Path, model: dict[str, Any] | None) -> None:
