@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import re
 
 import msgpack
 import numpy as np
@@ -198,7 +199,7 @@ def test_tuples_become_lists_and_big_containers_work():
         2**64,
         "\ud800",
     ],
-    ids=repr,
+    ids=lambda value: re.sub(" at 0x[0-9a-f]+", "", repr(value)),
 )
 def test_encoding_refuses_what_has_no_place_on_the_wire(value):
     encoder = Encoder()
