@@ -48,15 +48,25 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
     Args:
         config: widths and switches.
         action_space: of one environment.
+        log_std_init: logarithm of the spread of continuous actions at the start.
     """
 
     runtime_state: type[ActorCriticRuntimeState] = ActorCriticRuntimeState
 
-    def __init__(self, config: ActorCriticPolicyConfig, action_space: spaces.Space[Any]) -> None:
+    def __init__(
+        self,
+        config: ActorCriticPolicyConfig,
+        action_space: spaces.Space[Any],
+        *,
+        log_std_init: float = 0.0,
+    ) -> None:
         super().__init__(config)
         space = spaces.Box(-np.inf, np.inf, (config.obs_dim,), np.float32)
         options = ActorCriticOptions(
-            hidden_sizes=tuple(config.hidden_dims), shared_encoder=False, activation="tanh"
+            hidden_sizes=tuple(config.hidden_dims),
+            shared_encoder=False,
+            activation="tanh",
+            log_std_init=log_std_init,
         )
         self.actor_critic = ActorCritic(space, action_space, options)
         self.obs_stats = RunningMeanStd((config.obs_dim,), clip=config.obs_clip)

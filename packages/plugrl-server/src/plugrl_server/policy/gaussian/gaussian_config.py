@@ -19,3 +19,5 @@ class GaussianPolicyConfig(ActorCriticPolicyConfig):
     """Width of an action."""
     action_clip: float = 1.0
     """Actions are sent within plus and minus this; stored actions are not clipped."""
+    log_std_init: float = 0.0
+    """Logarithm of the spread at the start."""

@@ -34,7 +34,8 @@ class GaussianPolicy(ActorCriticPolicy):
     runtime_state = GaussianRuntimeState
 
     def __init__(self, config: GaussianPolicyConfig) -> None:
-        super().__init__(config, spaces.Box(-np.inf, np.inf, (config.action_dim,), np.float32))
+        space = spaces.Box(-np.inf, np.inf, (config.action_dim,), np.float32)
+        super().__init__(config, space, log_std_init=config.log_std_init)
         self.action_dim = config.action_dim
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
