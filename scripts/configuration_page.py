@@ -38,6 +38,9 @@ SECTIONS = (
         "engine/evaluation_engine.py",
         "`train`, further keys of `eval`",
     ),
+    ("ClusterConfig", "config/cluster.py", "`cluster`"),
+    ("ClusterConfig.PlacementConfig", "config/cluster.py", "`cluster.placement`"),
+    ("ResourcePoolConfig", "config/cluster.py", "`cluster.resource_pool`, one entry per pool"),
     ("LogConfig", "config/schema.py", "`log`"),
 )
 

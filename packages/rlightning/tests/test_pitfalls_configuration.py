@@ -32,6 +32,7 @@ SPECIAL = {
     "buffer.storage.type": "unified",
     "policy.weight_buffer.type": "CPUWeightBuffer",  # the class that its strategy needs
     "policy.weight_buffer.buffer_strategy": "Shared",
+    "cluster.placement.mode": "auto",  # manual needs pools
     "log.level": "ERROR",
     "policy.activation": "relu",
     "policy.image_size": (48, 40),

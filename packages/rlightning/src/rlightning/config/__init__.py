@@ -1,16 +1,14 @@
 """A run's configuration: sections as typed models, composed from YAML and overrides."""
 
 from rlightning.config.base import Config, ExtensibleConfig, StrictConfig, resolve_extras
+from rlightning.config.cluster import ClusterConfig, PlacementConfig, ResourcePoolConfig
 from rlightning.config.compose import compose, compose_main
 from rlightning.config.schema import (
     BufferConfig,
-    ClusterConfig,
     EnvConfig,
     LogConfig,
     MainConfig,
-    PlacementConfig,
     PolicyConfig,
-    ResourcePoolConfig,
     SamplerConfig,
     StorageConfig,
     TrainConfig,

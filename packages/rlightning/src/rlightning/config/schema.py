@@ -7,15 +7,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from rlightning.config.base import Config, ExtensibleConfig, StrictConfig
+from rlightning.config.cluster import ClusterConfig, check_gpus
 
 __all__ = [
     "BufferConfig",
-    "ClusterConfig",
     "EnvConfig",
     "LogConfig",
     "MainConfig",
     "PolicyConfig",
-    "ResourcePoolConfig",
     "SamplerConfig",
     "StorageConfig",
     "TrainConfig",
@@ -40,10 +39,10 @@ class EnvConfig(ExtensibleConfig):
     """Rows of one vectorised worker; with 1, observations have no leading axis."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Steps after which an episode is truncated; the task's own limit where unset."""
-    num_cpus: int = 1
+    num_cpus: float = Field(default=1, ge=0)
     """CPU cores of one worker on a cluster."""
     num_gpus: float = 0.0
-    """GPUs of one worker on a cluster."""
+    """GPUs of one worker on a cluster, or a share of one."""
     env_kwargs: Config = Field(default_factory=Config)
     """Keyword arguments of the environment's constructor."""
     init_params: Config | None = None
@@ -52,6 +51,11 @@ class EnvConfig(ExtensibleConfig):
     """Robot set-up of manipulation suites."""
     evaluate_cfg: Config | None = None
     """Settings of the environment that evaluation replaces and then restores."""
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _possible_gpus(cls, value: float) -> float:
+        return check_gpus(value)
 
 
 class SamplerConfig(StrictConfig):
@@ -124,9 +128,9 @@ class PolicyConfig(ExtensibleConfig):
     backend: Config | None = None
     """Free-form settings of a model backend."""
     train_num_gpus: float = 1.0
-    """GPUs of a train worker in the placement plan of a cluster."""
+    """GPUs of a train worker; the same setting as ``cluster.train_each_gpu_num``: give one."""
     eval_num_gpus: float = 1.0
-    """GPUs of an eval worker in the placement plan of a cluster."""
+    """GPUs of an eval worker; the same setting as ``cluster.eval_each_gpu_num``: give one."""
     model_cfg: Config | None = None
     """Free-form settings of the network; read them as ``self.config.model_cfg``."""
     optim_cfg: Config | None = None
@@ -134,7 +138,7 @@ class PolicyConfig(ExtensibleConfig):
     rollout_mode: Literal["sync", "async"] = "sync"
     """Whether ``rollout_step`` is a plain function or a coroutine."""
     router_type: Literal["simple", "node_affinity"] = "simple"
-    """How environments are assigned to eval workers."""
+    """How environments are assigned to eval workers: in turn, or on their own node where one is."""
     weight_buffer: WeightBufferConfig = Field(default_factory=WeightBufferConfig)
     """How weights reach the eval workers."""
     policy_kwargs: Config | None = None
@@ -238,67 +242,6 @@ class LogConfig(StrictConfig):
         return level
 
 
-class ResourcePoolConfig(ExtensibleConfig):
-    """A named pool of nodes for manual placement; `train`, `eval`, `env`, `buffer` give indices."""
-
-    name: str
-    """The pool's name."""
-    num_node: int
-    """How many nodes it takes."""
-    num_gpus: int | list[int]
-    """GPUs per node."""
-    node_ids: list[str] | None = None
-    """Which nodes, where it matters."""
-
-
-class ClusterConfig(StrictConfig):
-    """The section that moves a run to a Ray cluster; without it everything is local."""
-
-    class PlacementConfig(StrictConfig):
-        """How workers are placed on a cluster."""
-
-        mode: Literal["auto", "manual"] = "auto"
-        """Plan automatically, or as `resource_pool` says."""
-        strategy: Literal["default", "disaggregate", "colocate"] = "default"
-        """Leave it to Ray, split train from rollout, or put them together."""
-        env_strategy: Literal["default", "device-colocate"] = "default"
-        """Whether environments share the GPUs of eval workers."""
-
-    ray_address: str = "auto"
-    """The cluster to join."""
-    train_worker_num: int = Field(default=1, ge=1)
-    """TRAIN policies."""
-    eval_worker_num: int = Field(default=1, ge=1)
-    """EVAL policies."""
-    train_each_gpu_num: float = 1.0
-    """GPUs of one TRAIN worker."""
-    eval_each_gpu_num: float = 1.0
-    """GPUs of one EVAL worker."""
-    buffer_worker_num: int | Literal["auto"] = 1
-    """Storage workers."""
-    remote_train: bool = True
-    """Whether TRAIN policies are remote."""
-    remote_eval: bool = True
-    """Whether EVAL policies are remote."""
-    remote_storage: bool = True
-    """Whether storages are remote."""
-    remote_env: bool = True
-    """Whether environments are remote."""
-    is_colocated: bool = False
-    """Whether TRAIN and EVAL share GPUs."""
-    enable_offload: bool = False
-    """Whether models leave the GPU between phases."""
-    rollout_env_interaction: Literal["batched", "streaming"] | None = None
-    """How environments and eval workers exchange data."""
-    placement: PlacementConfig = Field(default_factory=PlacementConfig)
-    """Where workers go."""
-    resource_pool: list[ResourcePoolConfig] | None = None
-    """The pools of manual placement."""
-
-
-PlacementConfig = ClusterConfig.PlacementConfig
-
-
 class MainConfig(StrictConfig):
     """A whole run."""
 
@@ -323,6 +266,25 @@ class MainConfig(StrictConfig):
     imports: list[str] = Field(default_factory=list)
     """Modules to import first, so that they register their classes."""
     _run: Any = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _one_gpu_setting_per_role(self) -> Self:
+        if self.cluster is None:
+            return self
+        for role in ("train", "eval"):
+            names = {"cluster": f"{role}_each_gpu_num", "policy": f"{role}_num_gpus"}
+            given = {
+                f"{section}.{name}": self[section][name]
+                for section, name in names.items()
+                if name in self[section].model_fields_set
+            }
+            if len(set(given.values())) > 1:
+                found = " and ".join(f"{name} is {value}" for name, value in given.items())
+                raise ValueError(f"{found}: they are one setting. Give one of them")
+            for value in given.values():
+                setattr(self.cluster, names["cluster"], check_gpus(value))
+                setattr(self.policy, names["policy"], value)
+        return self
 
     @model_validator(mode="after")
     def _policies_read_the_train_section(self) -> Self:
