@@ -8,10 +8,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PACKAGES := plugrl-protocol plugrl-envs plugrl-env-client rlightning plugrl-server
 SOURCES := $(PACKAGES:%=packages/%/src)
-TOOLS := setuptools wheel hatchling editables pytest pytest-timeout pytest-cov hypothesis psutil ruff mypy import-linter
+TOOLS := setuptools wheel hatchling editables pytest pytest-timeout pytest-cov pytest-xdist hypothesis psutil ruff mypy import-linter
 # With the simulator families that tests and examples run, and the peer that tests compare with.
 INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
 	-e packages/plugrl-env-client -e packages/rlightning[video] -e packages/plugrl-server stable_baselines3
+
+# A file's tests stay together: they share a server or a cluster.
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # Small networks are fastest on one thread, and two runs side by side do not fight for the cores.
 export OMP_NUM_THREADS ?= 1
@@ -40,7 +43,7 @@ check: $(STAMP)   ## style, types, architecture, sizes
 	$(BIN)/python scripts/size_budget.py
 
 test: $(STAMP)   ## everything that is fast
-	$(BIN)/pytest -m "not slow and not slim and not gpu"
+	$(BIN)/pytest $(SPREAD) -m "not slow and not slim and not gpu"
 
 test-slow: $(STAMP)   ## full-size faults and learning
 	$(BIN)/pytest -m slow
