@@ -24,6 +24,7 @@ def test_every_error_stands_in_the_tree_of_the_module():
         ("ContractError", ValueError),
         ("NonFiniteError", ValueError),
         ("EnvWorkerError", RuntimeError),
+        ("PlacementError", ValueError),
         ("CheckpointError", RuntimeError),
         ("RunDirectoryError", RuntimeError),
     ],

@@ -9,6 +9,8 @@ Knows nothing about torch, environments or configuration. The tree::
     ├── ContractError (ValueError)        user code broke a documented contract (shape, dtype, type)
     ├── NonFiniteError (ValueError)       NaN or infinity where learning would be poisoned
     ├── EnvWorkerError (RuntimeError)     an environment raised, hung or died
+    ├── WorkerLostError (RuntimeError)    a worker of a cluster died, or missed its deadline
+    ├── PlacementError (ValueError)       a cluster lacks what a run asks for
     ├── CheckpointError (RuntimeError)    a checkpoint is missing, damaged or somebody else's
     ├── RunDirectoryError (RuntimeError)  a run directory exists, or is not one
     └── StopRequested                     a person or the system asked the run to stop
@@ -31,10 +33,12 @@ __all__ = [
     "DuplicateNameError",
     "EnvWorkerError",
     "NonFiniteError",
+    "PlacementError",
     "RLightningError",
     "RunDirectoryError",
     "StopRequested",
     "UnknownNameError",
+    "WorkerLostError",
     "did_you_mean",
 ]
 
@@ -123,6 +127,43 @@ class EnvWorkerError(RLightningError, RuntimeError):
     """An environment raised, missed its deadline or died."""
 
 
+class PlacementError(RLightningError, ValueError):
+    """A cluster lacks what a run asks for.
+
+    Attributes:
+        role: which workers cannot be placed: ``"train"``, ``"eval"``, ``"env"`` or ``"buffer"``.
+        resource: what is missing: ``"GPU"``, ``"CPU"``, ``"memory"``, ``"node"`` or ``"place"``.
+        asked: how much of it the run asks for.
+        available: how much of it there is.
+    """
+
+    def __init__(
+        self, message: str, *, role: str, resource: str, asked: float, available: float
+    ) -> None:
+        super().__init__(message)
+        self.role = role
+        self.resource = resource
+        self.asked = asked
+        self.available = available
+
+
+class WorkerLostError(RLightningError, RuntimeError):
+    """A worker of a cluster died, or missed its deadline and counts as dead.
+
+    Attributes:
+        worker: its name, for example ``env-0``.
+        reason: what is known of why.
+    """
+
+    def __init__(self, worker: str, *, reason: str) -> None:
+        super().__init__(worker)
+        self.worker = worker
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} is lost: {self.reason}"
+
+
 class CheckpointError(RLightningError, RuntimeError):
     """A checkpoint is missing, damaged, or belongs to another policy."""
 
@@ -139,6 +180,7 @@ USER_ERRORS = (
     ConfigError,
     UnknownNameError,
     DuplicateNameError,
+    PlacementError,
     CheckpointError,
     RunDirectoryError,
 )
