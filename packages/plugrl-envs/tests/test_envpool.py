@@ -36,7 +36,8 @@ def test_a_time_limit_is_a_truncation():
     env = make_vec("envpool:Pendulum-v1", 2)
     env.reset(seed=3)
     *_, (_, terminated, truncated, info) = play(env, 200)
-    assert truncated.all() and not terminated.any()
+    assert truncated.all()
+    assert not terminated.any()
     assert info["_final_obs"].all()
     env.close()
 
