@@ -1,5 +1,7 @@
 """Evaluation: whole episodes, a fair share per row, no exploration, an end in every case."""
 
+import contextlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -99,6 +101,10 @@ class Workers:
 
 
 class Acting:
+    def memory_kept(self, *, empty):
+        assert empty
+        return contextlib.nullcontext()
+
     def rollout_batch(self, env_rets, *, deterministic):
         assert deterministic
         return env_rets

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rlightning.errors import ContractError
-from rlightning.policy.joining import join_rows, rows_of, split_rows
+from rlightning.policy.joining import ROW_OWNERS, join_rows, rows_of, split_rows
 from rlightning.types import EnvRet, PolicyResponse
 
 
@@ -35,7 +35,7 @@ def test_workers_of_one_and_many_rows_are_joined_in_order():
     assert joined.last_terminated.shape == (4,)
     assert joined.last_terminated.dtype == bool
     assert joined.env_id == "a-0+b-1+c-2"
-    assert joined.info == {}
+    assert joined.info == {ROW_OWNERS: (("a-0", 1), ("b-1", 2), ("c-2", 1))}
 
 
 def test_one_worker_of_many_rows_is_passed_as_it_is():

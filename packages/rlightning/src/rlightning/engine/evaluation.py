@@ -98,17 +98,18 @@ def evaluate_episodes(
     env_rets, _ = env_group.reset(seed=seed, options=options)
     tally = EpisodeTally(sum(_rows(env_ret) for env_ret in env_rets.values()), episodes)
     limit = LONGEST_EVALUATION_STEPS if max_steps == -1 else max_steps
-    for _ in range(limit):
-        if tally.unfinished == 0:
-            break
-        check_stop()
-        responses = policy_group.rollout_batch(env_rets, deterministic=True)
-        env_rets, _ = env_group.step(responses)
-        tally.add(
-            _joined(env_rets, "last_reward"),
-            _joined(env_rets, "last_terminated") | _joined(env_rets, "last_truncated"),
-            _successes(env_rets),
-        )
+    with policy_group.memory_kept(empty=True):
+        for _ in range(limit):
+            if tally.unfinished == 0:
+                break
+            check_stop()
+            responses = policy_group.rollout_batch(env_rets, deterministic=True)
+            env_rets, _ = env_group.step(responses)
+            tally.add(
+                _joined(env_rets, "last_reward"),
+                _joined(env_rets, "last_terminated") | _joined(env_rets, "last_truncated"),
+                _successes(env_rets),
+            )
     return tally
 
 

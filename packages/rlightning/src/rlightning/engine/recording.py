@@ -69,6 +69,17 @@ def _play(
     on_step: Callable[[int], None],
 ) -> list[float]:
     """Play whole episodes; `on_step` gets how many have ended."""
+    with policy_group.memory_kept(empty=True):
+        return _play_episodes(env_group, policy_group, episodes, seed, on_step)
+
+
+def _play_episodes(
+    env_group: EnvGroup,
+    policy_group: PolicyGroup,
+    episodes: int,
+    seed: int | None,
+    on_step: Callable[[int], None],
+) -> list[float]:
     returns: list[float] = []
     env_rets, _ = env_group.reset(seed=seed)
     total, steps = 0.0, 0
@@ -84,5 +95,6 @@ def _play(
             total, steps = 0.0, 0
             if not ended:
                 env_rets, _ = env_group.reset()
+                policy_group.forget_episodes()
         on_step(len(returns))
     return returns

@@ -178,7 +178,7 @@ class TrainingEngine(BaseEngine):
                 self._env_rets, _ = self.env_group.step(responses)
                 self.env_steps += self._rows
         if self.buffer.needs_bootstrap_response:
-            with self._exclusive():
+            with self._exclusive(), self.policy_group.memory_kept():
                 self._act_and_store(ends=True)
 
     def _act_and_store(self, *, ends: bool) -> BatchedData[PolicyResponse]:
@@ -205,6 +205,7 @@ class TrainingEngine(BaseEngine):
         if self.config.train.reset_each_rollout:
             self.buffer.truncate_episodes(self.env_group.env_ids)
             self._env_rets, _ = self.env_group.reset(options={"obj_set": obs_set})
+            self.policy_group.forget_episodes()
         self.collect(self._steps)
         self.log(self.env_group.get_env_stats(reset=True), prefix or self.rollout_prefix)
 
@@ -232,7 +233,7 @@ class TrainingEngine(BaseEngine):
         """Run a short rollout and one update, then put everything back as it was."""
         before = copy.deepcopy(self._training_state())  # training changes the tensors it holds
         self.collect(min(self._steps, self.config.train.warm_up_rollout_steps))
-        self.policy_group.update_dataset(self.buffer.sample())
+        self.policy_group.update_dataset(self.buffer.sample(shuffle=self._shuffles))
         self.policy_group.train()
         self.buffer.clear()
         self.env_group.get_env_stats(reset=True)
@@ -330,6 +331,7 @@ class TrainingEngine(BaseEngine):
             "policy": self.policy_group.export_state(),
             "buffer": self.buffer.state_dict(),
             "env": self.env_group.get_state(),
+            "memory": self.policy_group.episode_memories(self.env_group.env_ids),
             "rows": [_plain_row(env_ret) for env_ret in self._env_rets.values()],
             "rng": get_rng_state(),
             "epoch": self.epoch,
@@ -367,11 +369,13 @@ class TrainingEngine(BaseEngine):
                 "these environments cannot be saved mid-episode: new episodes start, seed %d", seed
             )
             self._env_rets, _ = self.env_group.reset(seed=seed)
+            self.policy_group.forget_episodes()
         else:
             self.env_group.set_state(state["env"])
             ids = self.env_group.env_ids
             rows = [EnvRet(env_id, **row) for env_id, row in zip(ids, state["rows"], strict=True)]
             self._env_rets = BatchedData(ids, rows)
+            self.policy_group.load_episode_memories(state.get("memory", []), ids)
         set_rng_state(state["rng"])
 
 

@@ -148,6 +148,17 @@ class BasePolicy(nn.Module, ABC):
     def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore what `training_state` returned."""
 
+    def episode_memory(self) -> dict[str, Any]:
+        """Return what `rollout_step` remembers of the episodes under way, by environment id.
+
+        Plain data and tensors, copied. For recurrent policies and the like: the framework sets it
+        aside during evaluation and saves it with checkpoints.
+        """
+        return {}
+
+    def load_episode_memory(self, memory: dict[str, Any]) -> None:
+        """Replace what is remembered by what `episode_memory` returned; ``{}`` forgets it all."""
+
     # ---- initialisation ------------------------------------------------------------------------
 
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:

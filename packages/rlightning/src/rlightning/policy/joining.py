@@ -13,7 +13,10 @@ from rlightning.types import EnvRet, PolicyResponse, map_leaves
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["join_rows", "rows_of", "split_rows"]
+__all__ = ["ROW_OWNERS", "join_rows", "rows_of", "split_rows"]
+
+ROW_OWNERS = "_row_owners"
+"""Key of a joined ``info``: (environment id, number of rows) of each worker, in order."""
 
 
 def rows_of(env_ret: EnvRet) -> int | None:
@@ -26,7 +29,7 @@ def join_rows(env_rets: Sequence[EnvRet]) -> EnvRet:
     """Return one `EnvRet` with the rows of all, in order, always with a leading row axis.
 
     Of `info` only ``final_obs`` and ``_final_obs`` are joined; rows whose episode did not end hold
-    their current observation in ``final_obs``.
+    their current observation in ``final_obs``. `ROW_OWNERS` says whose the rows are.
     """
     counts = [rows_of(env_ret) for env_ret in env_rets]
     if len(env_rets) == 1 and counts[0] is not None:
@@ -39,7 +42,8 @@ def join_rows(env_rets: Sequence[EnvRet]) -> EnvRet:
         ]
         return _concatenate(with_axis)
 
-    info: dict[str, Any] = {}
+    owners = ((env_ret.env_id, count or 1) for env_ret, count in zip(env_rets, counts, strict=True))
+    info: dict[str, Any] = {ROW_OWNERS: tuple(owners)}
     if any("_final_obs" in env_ret.info for env_ret in env_rets):
         masks = [
             env_ret.info.get("_final_obs", np.zeros(() if count is None else count, dtype=bool))
@@ -68,7 +72,9 @@ def split_rows(response: PolicyResponse, env_rets: Sequence[EnvRet]) -> list[Pol
     counts = [rows_of(env_ret) for env_ret in env_rets]
     total = sum(1 if count is None else count for count in counts)
     for name, value in response.extras.items():
-        _check_rows(name, value, total)
+        shape = value.shape if type(value) is torch.Tensor else None
+        if not shape or shape[0] != total:
+            _check_rows(name, value, total)
     if len(env_rets) == 1 and counts[0] is not None:
         response.env_id = env_rets[0].env_id
         return [response]

@@ -7,6 +7,7 @@ gathers what a checkpoint needs. It knows nothing about environments or buffers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from rlightning.types import BatchedData, EnvRet, PolicyResponse, PolicyRole
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rlightning.config import PolicyConfig, TrainConfig
     from rlightning.policy.base_policy import BasePolicy
@@ -138,6 +139,38 @@ class PolicyGroup:
             batched_policy_resp.ids(),
             [policy._postprocess(env_ret, response) for env_ret, response in pairs],
         )
+
+    @contextlib.contextmanager
+    def memory_kept(self, *, empty: bool = False) -> Iterator[None]:
+        """On leaving, let policies remember of their episodes what they did on entering.
+
+        Args:
+            empty: whether they start with no memory inside, for other environments.
+        """
+        before = [policy.episode_memory() for policy in self.eval_list]
+        if empty:
+            self.forget_episodes()
+        try:
+            yield
+        finally:
+            for policy, memory in zip(self.eval_list, before, strict=True):
+                policy.load_episode_memory(memory)
+
+    def forget_episodes(self) -> None:
+        """Say that every environment starts a new episode, whatever its flags say."""
+        for policy in self.eval_list:
+            policy.load_episode_memory({})
+
+    def episode_memories(self, env_ids: Sequence[str]) -> list[list[Any]]:
+        """Return what each EVAL instance remembers of these environments, None where nothing."""
+        memories = [policy.episode_memory() for policy in self.eval_list]
+        return [[memory.get(env_id) for env_id in env_ids] for memory in memories]
+
+    def load_episode_memories(self, memories: list[list[Any]], env_ids: Sequence[str]) -> None:
+        """Restore what `episode_memories` returned; the environments may have new names."""
+        for policy, memory in zip(self.eval_list, memories, strict=False):
+            named = zip(env_ids, memory, strict=True)
+            policy.load_episode_memory({name: item for name, item in named if item is not None})
 
     # ---- learning ------------------------------------------------------------------------------
 

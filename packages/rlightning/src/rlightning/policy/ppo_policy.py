@@ -11,7 +11,7 @@ tanh MLPs on a CPU, several times faster.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,8 @@ class PPOPolicy(BasePolicy):
     """
 
     batched_rollout = True
+    model_config: ClassVar[type[PPOModelConfig]] = PPOModelConfig
+    """What ``policy.model_cfg`` may hold."""
 
     class TrainExtras(BasePolicy.TrainExtras, PPOTrainConfig):
         """Keys of the ``train`` section that PPO reads: those of `PPOTrainConfig`."""
@@ -60,21 +62,25 @@ class PPOPolicy(BasePolicy):
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critic and normalisers for the spaces of `env_meta`."""
         model_cfg = self.config.model_cfg
-        network = PPOModelConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
-        space = env_meta.observation_space
-        options = network.actor_critic_options()
-        self.actor_critic = ActorCritic(space, env_meta.action_space, options)
+        network = self.model_config.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        self.actor_critic = self._make_network(env_meta, network)
         self.observation_normalizer = None
         if network.normalize_observations:
-            self.observation_normalizer = ObservationNormalizer(space, options.images)
+            images = network.image_options()
+            self.observation_normalizer = ObservationNormalizer(env_meta.observation_space, images)
         # The floor of the deviation, 0.01, keeps an environment without rewards learnable.
         self.return_scale = RunningMeanStd(eps=1e-4) if network.normalize_returns else None
+
+    def _make_network(self, env_meta: EnvMeta, network: Any) -> ActorCritic:
+        """Build the actor-critic; `network` is a `model_config`."""
+        options = network.actor_critic_options()
+        return ActorCritic(env_meta.observation_space, env_meta.action_space, options)
 
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create Adam, and choose between the two gradient steps."""
         settings = PPOOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
         train = self.config.train_config
-        self.hyper = PPOTrainConfig.read(train)
+        self.hyper = self.TrainExtras.read(train)
         self.n_updates = 0
         self.optimizer = torch.optim.Adam(
             self._parameter_groups(settings), eps=settings.eps, betas=settings.betas, fused=True

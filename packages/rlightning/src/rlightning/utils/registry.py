@@ -167,6 +167,7 @@ POLICIES = Registry(
     {
         "DQNPolicy": "rlightning.policy.dqn_policy:DQNPolicy",
         "PPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
+        "RecurrentPPOPolicy": "rlightning.policy.recurrent_ppo_policy:RecurrentPPOPolicy",
         "SACPolicy": "rlightning.policy.sac_policy:SACPolicy",
         "SimplePPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
         "TD3Policy": "rlightning.policy.td3_policy:TD3Policy",

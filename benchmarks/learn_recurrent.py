@@ -1,0 +1,28 @@
+"""Does a memory make up for velocities that nobody shows? CartPole-v1, positions only.
+
+    python benchmarks/learn_recurrent.py [--quick] [--cases lstm ...] [--seeds 0 1 2]
+
+The same steps for an LSTM, a GRU, and PPO without a memory.
+"""
+
+from learning import Case, main
+
+MASKED = "+env.wrappers=['plugrl_envs.masking:without_velocities']"
+CASES = {
+    "lstm": Case("cartpole_masked_recurrent_ppo"),
+    "gru": Case("cartpole_masked_recurrent_ppo", ["policy.model_cfg.memory=gru"]),
+    "feed_forward": Case("cartpole_ppo", [MASKED, "train.max_epochs=196"]),
+}
+
+
+def goals(rows: dict[str, dict]) -> dict[str, bool]:
+    """Return what is claimed, and whether it holds."""
+    return {
+        "an LSTM reaches 450": rows["lstm"]["mean"] >= 450,
+        "a GRU reaches 450": rows["gru"]["mean"] >= 450,
+        "without a memory PPO stays below 200": rows["feed_forward"]["mean"] < 200,
+    }
+
+
+if __name__ == "__main__":
+    main("learn_recurrent", __doc__, CASES, goals)
