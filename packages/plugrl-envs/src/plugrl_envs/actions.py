@@ -21,6 +21,8 @@ __all__ = ["ActionBorder"]
 
 Array = np.ndarray[Any, Any]
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
 
 class ActionBorder:
     """Checks and converts batches of actions.
@@ -63,7 +65,7 @@ class ActionBorder:
                 value is out of range.
         """
         if hasattr(actions, "detach"):  # a torch tensor; torch itself is not needed here
-            actions = actions.detach().cpu()
+            actions = actions.detach().cpu().numpy()
         array = np.asarray(actions)
         if array.shape != self._shape:
             if self._shape[0] != 1 or array.shape != self._shape[1:]:
@@ -84,7 +86,7 @@ class ActionBorder:
         dtype = np.dtype(self._space.dtype)
         if array.dtype.kind not in "fiub":
             raise self._wrong_dtype(array, "numbers")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if array.dtype.kind == "f" and np.count_nonzero(np.isfinite(array)) < array.size:
             row = int(np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))[0])
             raise InvalidActionError(
                 f"the policy's action for environment {row} is not finite: {array[row]}; "
@@ -105,7 +107,8 @@ class ActionBorder:
             array = whole
         elif array.dtype.kind not in "iub":
             raise self._wrong_dtype(array, "integers")
-        if array.dtype.kind != "b" and ((array < 0).any() or (array >= self._count).any()):
+        # Seen as unsigned, a negative number is a very large one: one comparison finds both.
+        if np.count_nonzero(array.view(_UNSIGNED[array.dtype.itemsize]) >= self._count):
             raise InvalidActionError(
                 f"the policy's action {array.tolist()} is out of range for {self.policy_space}; "
                 "values start at 0 whatever the environment's own numbering"

@@ -86,7 +86,7 @@ def _row_resetter(vec_env: VectorEnv[Any, Any, Any], mode: AutoresetMode) -> Res
 def _step_then_reset(result: StepResult, reset_rows: ResetRows) -> StepResult:
     observation, reward, terminated, truncated, info = result
     ended = np.logical_or(terminated, truncated)
-    if not ended.any():
+    if not np.count_nonzero(ended):
         return result
     final_obs = copy_batch(observation)
     first, reset_info = reset_rows(ended)
@@ -106,7 +106,7 @@ def _densify(vec_env: VectorEnv[Any, Any, Any], result: StepResult) -> StepResul
     """Turn ``final_obs`` from an object array of observations into one batch."""
     observation, reward, terminated, truncated, info = result
     ended = np.logical_or(terminated, truncated)
-    if not ended.any():
+    if not np.count_nonzero(ended):
         if "final_obs" in info:
             info = {key: info[key] for key in info if key not in ("final_obs", "_final_obs")}
         return observation, reward, terminated, truncated, info

@@ -66,6 +66,8 @@ def check_action_space(space: gym.Space[Any]) -> None:
 
 def empty_batch(space: gym.Space[Any], num_envs: int) -> Any:
     """Return a batch of zeros for `num_envs` observations of `space`."""
+    if type(space) in _PLAIN:  # what `create_empty_array` does, without its dispatch
+        return np.zeros((num_envs, *(space.shape or ())), dtype=space.dtype)
     return create_empty_array(space, n=num_envs, fn=np.zeros)
 
 

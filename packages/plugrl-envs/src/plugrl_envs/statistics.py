@@ -42,12 +42,13 @@ class EpisodeStatistics:
         self.num_envs = num_envs
         self._require_success = require_success
         self._returns = np.zeros(num_envs, dtype=np.float64)
-        self._lengths = np.zeros(num_envs, dtype=np.int64)
+        self._steps = 0
+        self._starts = np.zeros(num_envs, dtype=np.int64)
 
     def reset(self, mask: Array | None = None) -> None:
         """Forget the running episodes of all rows, or of those in `mask` (bool ``[N]``)."""
         self._returns[... if mask is None else mask] = 0.0
-        self._lengths[... if mask is None else mask] = 0
+        self._starts[... if mask is None else mask] = self._steps
 
     def update(
         self, rewards: Any, terminated: Any, truncated: Any, info: dict[str, Any]
@@ -64,16 +65,15 @@ class EpisodeStatistics:
             KeyError: success is required, and the info of an ended episode does not tell it.
         """
         self._returns += rewards
-        self._lengths += 1
-        ended = np.logical_or(terminated, truncated)
-        if not ended.any():
+        self._steps += 1
+        if not (np.count_nonzero(terminated) or np.count_nonzero(truncated)):
             return None
-        rows = np.flatnonzero(ended)
+        rows = np.flatnonzero(np.logical_or(terminated, truncated))
         finished = FinishedEpisodes(
-            rows, self._returns[rows], self._lengths[rows], self._success(info, rows)
+            rows, self._returns[rows], self._steps - self._starts[rows], self._success(info, rows)
         )
         self._returns[rows] = 0.0
-        self._lengths[rows] = 0
+        self._starts[rows] = self._steps
         return finished
 
     def _success(self, info: dict[str, Any], rows: Array) -> Array | None:
@@ -94,7 +94,7 @@ class EpisodeStatistics:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running sums as plain data."""
-        return {"returns": self._returns.copy(), "lengths": self._lengths.copy()}
+        return {"returns": self._returns.copy(), "lengths": self._steps - self._starts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -108,7 +108,7 @@ class EpisodeStatistics:
                 f"{self.num_envs}"
             )
         self._returns[:] = state["returns"]
-        self._lengths[:] = state["lengths"]
+        self._starts[:] = self._steps - np.asarray(state["lengths"])
 
 
 def _from_dict_of_arrays(source: dict[str, Any], rows: Array) -> Array | None:

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from plugrl_envs.errors import EnvWorkerError
-from plugrl_envs.infos import add_info
+from plugrl_envs.infos import add_info, add_infos
 from plugrl_envs.row import Row
 from plugrl_envs.spaces import copy_batch, empty_batch, write_row
 
@@ -89,12 +89,13 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
         rewards: list[Any] = []
         terminations: list[Any] = []
         truncations: list[Any] = []
+        infos: list[dict[str, Any]] = []
         info: dict[str, Any] = {}
         batch = empty_batch(self.single_observation_space, self.num_envs)
         nested, index = self._nested, 0
         try:
-            for index, env in enumerate(self.envs):
-                observation, reward, terminated, truncated, row_info = env.step(actions[index])
+            for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+                observation, reward, terminated, truncated, row_info = env.step(action)
                 if terminated or truncated:
                     observation, row_info = self._restart(index, observation, row_info, info)
                 if nested:
@@ -104,7 +105,9 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
                 rewards.append(reward)
                 terminations.append(terminated)
                 truncations.append(truncated)
-                if row_info:
+                infos.append(row_info)
+            if any(infos) and not add_infos(info, infos):
+                for index, row_info in enumerate(infos):
                     add_info(info, row_info, index, self.num_envs)
         except Exception as error:  # whatever a user's environment raises; re-raised with its row
             raise _row_error(index, "step", error) from error

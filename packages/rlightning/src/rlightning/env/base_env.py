@@ -248,7 +248,8 @@ class BaseEnv(ABC):
         return env_ret
 
     def _account(self, env_ret: EnvRet) -> None:
-        own = env_ret.info.get("episode_info")
+        info = env_ret.info
+        own = info.get("episode_info") if info else None
         if own:
             self._own_metrics.update(own)
             for name, value in own.items():
@@ -270,7 +271,7 @@ class BaseEnv(ABC):
         self._add_unless_own("episode_length", float(finished.lengths.sum()), count)
         if finished.success is not None:
             self._add_unless_own("success", float(finished.success.sum()), count)
-            env_ret.info.setdefault("success", self._in_rows(finished.rows, finished.success))
+            info.setdefault("success", self._in_rows(finished.rows, finished.success))
 
     def _in_rows(self, rows: Any, values: Any) -> Any:
         """Return `values` at their rows of ``[N]``, False elsewhere; a scalar for one row."""
@@ -289,7 +290,9 @@ class BaseEnv(ABC):
         total[1] += count
 
     def _record(self, name: str, duration_s: float) -> None:
-        timing = self.timing_raw.setdefault(name, {"count": 0, "total": 0.0, "avg": 0.0})
+        timing = self.timing_raw.get(name)
+        if timing is None:
+            timing = self.timing_raw[name] = {"count": 0, "total": 0.0, "avg": 0.0}
         timing["count"] += 1
         timing["total"] += duration_s
         timing["avg"] = timing["total"] / timing["count"]
@@ -297,4 +300,6 @@ class BaseEnv(ABC):
 
 def _array(value: Any) -> Any:
     """Return `value` as numpy where it is a tensor."""
+    if type(value) is np.ndarray:
+        return value
     return value if isinstance(value, (np.ndarray, np.generic, bool, float)) else to_numpy(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 _LEAVES = (np.ndarray, np.generic, float, int, bool, str)
 """Frequent leaves, told apart before containers are looked for."""
 
-__all__ = ["is_tensor", "map_leaves", "to_device", "to_numpy"]
+__all__ = ["device_mover", "is_tensor", "map_leaves", "to_device", "to_numpy"]
 
 
 def is_tensor(value: Any) -> bool:
@@ -42,30 +43,35 @@ def to_device(value: Any, device: str | torch.device) -> Any:
 
     CPU arrays share memory with the result. Unsigned 16-bit arrays stay unsigned 16-bit.
     """
+    return device_mover(device)(value)
+
+
+@functools.lru_cache(maxsize=32)
+def device_mover(device: str | torch.device) -> Callable[[Any], Any]:
+    """Return the function that `to_device` is for this device; who moves much keeps it."""
     import torch  # only who moves data to a device needs torch
 
-    def move(leaf: Any) -> Any:
+    from_numpy, on_cpu = torch.from_numpy, device == "cpu"
+
+    def move_leaf(leaf: Any) -> Any:
         if isinstance(leaf, np.ndarray):
-            if leaf.dtype.kind not in "bifu":
+            dtype = leaf.dtype
+            if dtype.kind not in "bifu":
                 return leaf
-            tensor = torch.from_numpy(leaf if _can_be_shared(leaf) else _native_copy(leaf))
-            return tensor if device == "cpu" else tensor.to(device)
+            # Torch reads no negative strides and no swapped bytes, and warns of read-only memory.
+            shareable = leaf.flags.carray and dtype.isnative
+            tensor = from_numpy(leaf if shareable else _native_copy(leaf))
+            return tensor if on_cpu else tensor.to(device)
         if isinstance(leaf, torch.Tensor):
             return leaf.to(device)
         if isinstance(leaf, np.generic) and leaf.dtype.kind in "bifu":
             return torch.as_tensor(leaf).to(device)
         return leaf
 
-    return map_leaves(move, value)
+    def move(value: Any) -> Any:
+        return move_leaf(value) if type(value) is np.ndarray else map_leaves(move_leaf, value)
 
-
-def _can_be_shared(array: np.ndarray[Any, Any]) -> bool:
-    """Return whether torch can look at the array's memory.
-
-    It reads no negative strides and no swapped bytes, and warns of memory it must not write.
-    """
-    flags = array.flags
-    return bool(flags.c_contiguous and flags.writeable and array.dtype.isnative)
+    return move
 
 
 def _native_copy(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from rlightning.types.convert import to_device, to_numpy
+from rlightning.types.convert import device_mover, to_numpy
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ class EnvRet:
 
     def to(self, device: str | torch.device) -> EnvRet:
         """Return a copy whose arrays and tensors are tensors on `device`."""
-        return self._map(lambda value: to_device(value, device))
+        return self._map(device_mover(device))
 
     def cpu(self) -> EnvRet:
         """Return a copy whose arrays and tensors are CPU tensors."""
@@ -100,8 +100,8 @@ class EnvRet:
             convert(self.last_reward),
             convert(self.last_terminated),
             convert(self.last_truncated),
-            convert(self.info),
-            convert(self._extra),
+            convert(self.info) if self.info else {},
+            convert(self._extra) if self._extra else {},
             self.ts_env_sent_ns,
         )
 

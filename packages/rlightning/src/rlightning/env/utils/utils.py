@@ -12,4 +12,5 @@ __all__ = ["default_env_preprocess_fn"]
 
 def default_env_preprocess_fn(policy_resp: PolicyResponse) -> Any:
     """Return the action of `policy_resp` unchanged."""
-    return policy_resp.action
+    action = policy_resp.extras.get("action")
+    return policy_resp.action if action is None else action
