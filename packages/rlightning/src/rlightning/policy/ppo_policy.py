@@ -53,6 +53,7 @@ class PPOPolicy(BasePolicy):
     batched_rollout = True
     model_config: ClassVar[type[PPOModelConfig]] = PPOModelConfig
     """What ``policy.model_cfg`` may hold."""
+    hyper: PPOTrainConfig
 
     class TrainExtras(BasePolicy.TrainExtras, PPOTrainConfig):
         """Keys of the ``train`` section that PPO reads: those of `PPOTrainConfig`."""
@@ -77,20 +78,25 @@ class PPOPolicy(BasePolicy):
         return ActorCritic(env_meta.observation_space, env_meta.action_space, options)
 
     def setup_optimizer(self, optim_cfg: Any) -> None:
-        """Create Adam, and choose between the two gradient steps."""
-        settings = PPOOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        """Create the optimizer, and choose between the two gradient steps."""
         train = self.config.train_config
-        self.hyper = self.TrainExtras.read(train)
+        self.hyper = self._read_hyper(train)
         self.n_updates = 0
-        self.optimizer = torch.optim.Adam(
-            self._parameter_groups(settings), eps=settings.eps, betas=settings.betas, fused=True
-        )
+        self.optimizer = self._make_optimizer({} if optim_cfg is None else optim_cfg.to_dict())
         self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         rank = torch.distributed.get_rank(self.process_group) if self.process_group else 0
         seed = torch.initial_seed() if train.seed is None else train.seed
         self.shuffle_generator = torch.Generator()
         self.shuffle_generator.manual_seed(derive_seed(seed, "ppo shuffle", rank))
         self._fused = self._make_fused()
+
+    def _read_hyper(self, train: Any) -> PPOTrainConfig:
+        return self.TrainExtras.read(train)
+
+    def _make_optimizer(self, optim_cfg: dict[str, Any]) -> torch.optim.Optimizer:
+        settings = PPOOptimConfig.from_dict(optim_cfg)
+        groups = self._parameter_groups(settings)
+        return torch.optim.Adam(groups, eps=settings.eps, betas=settings.betas, fused=True)
 
     def _parameter_groups(self, settings: PPOOptimConfig) -> list[dict[str, Any]]:
         """Return one group, or two where the critic learns at a rate of its own."""

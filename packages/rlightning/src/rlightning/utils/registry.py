@@ -165,6 +165,7 @@ WEIGHTS = Registry(
 POLICIES = Registry(
     "policy",
     {
+        "A2CPolicy": "rlightning.policy.a2c_policy:A2CPolicy",
         "DQNPolicy": "rlightning.policy.dqn_policy:DQNPolicy",
         "PPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
         "RecurrentPPOPolicy": "rlightning.policy.recurrent_ppo_policy:RecurrentPPOPolicy",
