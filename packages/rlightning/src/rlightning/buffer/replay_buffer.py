@@ -191,7 +191,7 @@ class ReplayBuffer(DataBuffer):
         fields, info = self._pipeline.row(env_ret, response)
         finished = stream.add(env_ret, response, fields, info)
         if finished is not None:
-            self.limiter.inserts += stream.rows
+            self.limiter.inserts += len(slot_numbers(finished))
             if self._priorities is not None:
                 self._priorities.add(finished)
 

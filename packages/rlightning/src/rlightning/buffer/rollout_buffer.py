@@ -29,7 +29,7 @@ class RolloutBuffer(DataBuffer):
     ``return`` by generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438). A
     truncated row bootstraps from ``final_value`` of the row after it (the value of the episode's
     own last observation), a terminated row from zero, and the end of the rollout from ``value`` of
-    the last row.
+    the last row. A transition of several environment steps (``steps``) discounts by each of them.
     """
 
     default_sampler = "all"
@@ -80,13 +80,16 @@ class RolloutBuffer(DataBuffer):
         next_value = torch.where(
             (terminated | truncated), final.reshape(shape), later.reshape(shape)
         )
+        gamma: float | torch.Tensor = self.options.gamma
+        if ("steps",) in transitions:  # of a chunk of actions
+            gamma = gamma ** transitions["steps",].reshape(shape).float()
         advantage, returns = gae(
             transitions["reward",],
             value.reshape(shape).float(),
             next_value.float(),
             terminated,
             truncated,
-            gamma=self.options.gamma,
+            gamma=gamma,
             gae_lambda=self.options.gae_lambda,
         )
         return {("advantage",): advantage, ("return",): returns}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlightning.buffer.columns import as_array, as_numpy
+from rlightning.buffer.gaps import Gaps
 from rlightning.buffer.schema import ENV_FLAGS
 from rlightning.errors import ContractError
 from rlightning.types import map_leaves, to_device
@@ -39,6 +40,7 @@ class RowSegment:
         shape = getattr(meta.action_space, "shape", None)
         self._action_ndim = None if shape is None else len(shape)
         self._rows: list[Row] = []
+        self._gaps = Gaps(self._envs)
         self._starts = np.zeros(self._envs, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -49,6 +51,11 @@ class RowSegment:
     def pending(self) -> int:
         """How many transitions the rows make that were not taken yet."""
         return int((len(self) - self._starts).sum()) if self._rows else 0
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rows are missing: then only `take_env` gives the transitions."""
+        return bool(self._gaps)
 
     def add(
         self, fields: Mapping[str, Any], info: Mapping[str, Any], answered: Collection[str]
@@ -62,31 +69,45 @@ class RowSegment:
         ndim = getattr(action, "ndim", None)
         if self._envs == 1 and self._action_ndim is not None and ndim == self._action_ndim + 1:
             row |= {name: map_leaves(_first, row[name]) for name in answered if name in row}
+        self._gaps.note(len(self._rows), info)
         row["info"] = {name: map_leaves(_copied, value) for name, value in info.items()}
         self._rows.append(row)
 
     def take(self) -> dict[str, list[Any]]:
         """Return all rows as a dictionary of lists and start a new segment."""
-        rows, self._rows = self._rows, []
-        self._starts[:] = 0
+        rows = self._rows
+        self.reset()
         return self._listed(rows)
 
-    def take_env(self, env: int) -> dict[str, list[Any]]:
+    def take_env(self, env: int) -> list[dict[str, list[Any]]]:
         """Return one environment's rows since it was last taken, without a row axis.
 
-        Its next segment starts with the last row. Empty where the rows make no transition.
+        One piece, and several where rows are missing in between. Its next segment starts with the
+        last row. Empty where the rows make no transition.
         """
         start = int(self._starts[env])
         if start >= len(self):
-            return {}
+            return []
         self._starts[env] = len(self)
-        rows = self._rows[start:]
-        if self._envs > 1:
-            rows = [_of_env(row, env, self._envs) for row in rows]
+        pieces: list[Any] = [range(start, len(self._rows))]
+        if self._gaps:
+            over = [self._is_over(row, env) for row in self._rows]
+            pieces = self._gaps.pieces(env, pieces[0], over)
+        listed = [self._listed([self._of_env(int(row), env) for row in rows]) for rows in pieces]
         taken = int(self._starts.min())
         self._rows = self._rows[taken:]
+        self._gaps.shift(taken)
         self._starts -= taken
-        return self._listed(rows)
+        return listed
+
+    def _of_env(self, row: int, env: int) -> Row:
+        return _of_env(self._rows[row], env, self._envs) if self._envs > 1 else self._rows[row]
+
+    def _is_over(self, row: Row, env: int) -> bool:
+        """Whether one environment's episode ended with the step before a row."""
+        names = [name for name in ("last_terminated", "last_truncated") if name in row]
+        flags = [np.ravel(as_numpy(as_array((name,), row[name]))) for name in names]
+        return any(bool(flag[env if len(flag) > 1 else 0]) for flag in flags)
 
     def ended(self) -> list[int]:
         """Return which environments' episodes ended in the last row."""
@@ -101,6 +122,7 @@ class RowSegment:
     def reset(self) -> None:
         """Forget the rows."""
         self._rows = []
+        self._gaps.clear()
         self._starts[:] = 0
 
     def _listed(self, rows: list[Row]) -> dict[str, list[Any]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlightning.buffer.columns import as_numpy
+from rlightning.buffer.ring import slot_numbers
 from rlightning.buffer.schema import ENV_FLAGS, RowSchema
 from rlightning.buffer.segment import SHIFTED, Finals
 from rlightning.errors import ContractError
@@ -19,7 +20,7 @@ from rlightning.utils.logger import get_logger
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlightning.buffer.columns import Array, Column
+    from rlightning.buffer.columns import Array, Column, Indices
     from rlightning.buffer.ring import Ring, Span
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
@@ -63,6 +64,9 @@ class Stream:
         self._ended = True
         self._same_row_next = False
         self._last: tuple[EnvRet, PolicyResponse] | None = None
+        # Once an environment was away, rows of different ages wait: slot and generation of each.
+        self._slots: Indices | None = None
+        self._generations: Indices = np.zeros(self.rows, dtype=np.int64)
 
     def end(self) -> None:
         """Say that the next row does not follow from the last, unless it is the last again."""
@@ -98,6 +102,8 @@ class Stream:
         self._same_row_next = False
         self._last = (env_ret, response)
         columns = [self._columns[position] for position in self._new]
+        if self._slots is not None or (info and ("_idle" in info or "_lost" in info)):
+            return self._add_by_row(columns, arrays, info, again=again)
         if again:
             span = self._ring.span(self._waiting, self.rows)
             for column, array in zip(columns, new, strict=True):
@@ -132,6 +138,8 @@ class Stream:
 
     def _alive(self) -> bool:
         """Whether the waiting row is still in the ring: other workers may have overwritten it."""
+        if self._slots is not None:
+            return bool(self._waits(np.arange(self.rows)).any())
         waiting = self._waiting
         return waiting >= 0 and int(self._ring.generation[waiting]) == self._generation
 
@@ -153,9 +161,81 @@ class Stream:
             )
         self._ring.finish(span, following, over, finals)
 
+    def _add_by_row(
+        self, columns: list[Column], arrays: list[Array], info: Mapping[str, Any], *, again: bool
+    ) -> Span | None:
+        """Put into the ring what is new of a row of which some environments are away.
+
+        An environment's row waits until that environment comes back; where its episode was lost
+        meanwhile, nothing completes it.
+        """
+        ring, idle, lost = self._ring, self._mask(info, "_idle"), self._mask(info, "_lost")
+        if self._slots is None:
+            together = slot_numbers(ring.span(self._waiting, self.rows))
+            self._generations[:] = self._generation
+            self._slots = together if self._alive() else np.full(self.rows, -1, dtype=np.int64)
+        slots, present = self._slots, np.flatnonzero(~idle)
+        whole = [self._broadcast(position, arrays) for position in range(len(arrays))]
+        ended, self._ended = self._ended, False
+        if again:
+            present = present[self._waits(present)]
+            for column, position in zip(columns, self._new, strict=True):
+                column[slots[present]] = whole[position][present]
+            return None
+        if ended:
+            slots[:] = -1
+        before = slots[present]
+        start = ring.insert(columns, [whole[p][present] for p in self._new], len(present))
+        fresh = slot_numbers(ring.span(start, len(present)))
+        follows = self._waits(present) & ~lost[present]
+        slots[present], self._generations[present] = fresh, ring.generation[fresh]
+        done = np.flatnonzero(follows)
+        if not len(done):
+            return None
+        self._finish_some(before[done], fresh[done], present[done], whole, info)
+        return before[done]
+
+    def _waits(self, envs: Indices) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether rows of environments wait in the ring, not written over."""
+        assert self._slots is not None  # only rows of different ages are looked at one by one
+        slots = self._slots[envs]
+        waits: np.ndarray[Any, np.dtype[np.bool_]] = (slots >= 0) & (
+            self._ring.generation[slots] == self._generations[envs]
+        )
+        return waits
+
+    def _mask(self, info: Mapping[str, Any], key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        given = np.asarray(info.get(key, False), dtype=bool)
+        return np.broadcast_to(given.reshape(-1), (self.rows,))
+
+    def _broadcast(self, position: int, arrays: list[Array]) -> np.ndarray[Any, Any]:
+        shape = (self.rows, *self._schema.leaves[position].row_shape)
+        return np.broadcast_to(as_numpy(arrays[position]), shape)
+
+    def _finish_some(
+        self,
+        slots: Indices,
+        following: Indices,
+        envs: Indices,
+        whole: list[np.ndarray[Any, Any]],
+        info: Mapping[str, Any],
+    ) -> None:
+        over = np.zeros(len(envs), dtype=bool)
+        for position in self._flags:
+            self._columns[position][slots] = whole[position][envs]
+        for position in self._over:
+            over |= whole[position][envs].astype(bool)
+        finals = None
+        if "_final_obs" in info:
+            every = Finals.from_info(self.rows, info)
+            kept = np.isin(every.envs, envs)
+            values = {path: value[kept] for path, value in every.values.items()}
+            finals = Finals(len(envs), np.searchsorted(envs, every.envs[kept]), values)
+        self._ring.finish(slots, following, over, finals)
+
     def state_dict(self) -> dict[str, int]:
         """Return which row waits, and whether its segment was ended."""
-        waiting = self._waiting if self._alive() else -1
+        waiting = self._waiting if self._slots is None and self._alive() else -1
         return {"waiting": waiting, "generation": self._generation, "ended": int(self._ended)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

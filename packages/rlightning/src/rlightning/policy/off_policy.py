@@ -175,7 +175,7 @@ class OffPolicy(BasePolicy):
             ConfigError: the buffer discounts by another gamma.
         """
         have = [str(name) for name in data.keys()]  # noqa: SIM118  # iterating a TensorDict gives rows
-        further = [name for name in ("discount", "weight", "index") if name in have]
+        further = [name for name in ("discount", "weight", "index", "steps") if name in have]
         hint = f"{type(self).__name__} learns from a ReplayBuffer"
         columns = require_columns(data, (*_COLUMNS, *further), hint=hint)
         self.dataset = {name: column.to(self.device) for name, column in columns.items()}
@@ -244,6 +244,8 @@ class OffPolicy(BasePolicy):
         discount = data.get("discount")
         if discount is None:
             discount = bootstrap_discount(data["terminated"], gamma=self.hyper.gamma)
+            if "steps" in data:  # of a chunk of actions
+                discount = discount * self.hyper.gamma ** (data["steps"] - 1)
         return Transitions(
             data["observation"],
             data["action"],
