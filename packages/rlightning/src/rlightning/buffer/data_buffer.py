@@ -124,7 +124,8 @@ class DataBuffer:
         segment = self._segments[env_id]
         if len(segment) == 0:
             return
-        if self.config.auto_truncate_episode or self.config.storage.unit == "episode":
+        by_env = self.config.auto_truncate_episode or self.config.storage.unit == "episode"
+        if by_env or segment.has_gaps:
             for env in range(self._rows[env_id]):
                 self._push_env(segment, env)
             segment.reset()
@@ -331,12 +332,10 @@ class DataBuffer:
 
     def _push_env(self, segment: Segment | RowSegment, env: int) -> None:
         if isinstance(segment, Segment):
-            transitions = segment.take_env(env)
-            if transitions:
+            for transitions in segment.take_env(env):
                 self._push(transitions)
             return
-        episode = segment.take_env(env)
-        if episode:
+        for episode in segment.take_env(env):
             self._push_rows(episode, 1)
 
     def _push(self, transitions: dict[Path, torch.Tensor]) -> None:

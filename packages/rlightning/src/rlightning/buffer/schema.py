@@ -26,6 +26,7 @@ ENV_FLAGS = {
     "last_reward": torch.float32,
     "last_terminated": torch.bool,
     "last_truncated": torch.bool,
+    "last_steps": torch.int64,
 }
 """The environment's one-number-per-row fields: always this dtype, always one axis."""
 

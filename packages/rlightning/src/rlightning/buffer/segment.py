@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rlightning.buffer.columns import Column, Indices, Path, as_array, as_numpy, dotted, leaves
+from rlightning.buffer.gaps import Gaps
 from rlightning.buffer.schema import RowSchema
 from rlightning.errors import ContractError
 
@@ -23,7 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SHIFTED", "Finals", "Segment", "align", "with_finals"]
 
-SHIFTED = {"last_reward": "reward", "last_terminated": "terminated", "last_truncated": "truncated"}
+SHIFTED = {
+    "last_reward": "reward",
+    "last_terminated": "terminated",
+    "last_truncated": "truncated",
+    "last_steps": "steps",
+}
 """What the fields of the action before are called in the transition they belong to."""
 _FIRST_LENGTH = 64
 
@@ -110,6 +116,7 @@ class Segment:
         self._writers: list[Column] = []
         self._finals: list[tuple[int, Finals]] = []
         self._starts = np.zeros(self._schema.rows, dtype=np.int64)
+        self._gaps = Gaps(self._schema.rows)
         self._length = 0
         self._capacity = _FIRST_LENGTH
 
@@ -121,6 +128,11 @@ class Segment:
     def pending(self) -> int:
         """How many transitions the rows make and `take` or `take_env` has not returned yet."""
         return int((len(self) - self._starts).sum()) if self._length else 0
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rows are missing: then only `take_env` gives the transitions."""
+        return bool(self._gaps)
 
     def add(
         self, fields: Mapping[str, Any], info: Mapping[str, Any], answered: Collection[str]
@@ -144,10 +156,12 @@ class Segment:
             row = self._length
         for column, array in zip(self._writers, arrays, strict=True):
             column[row] = array
-        if "_final_obs" in info:
-            finals = Finals.from_info(self._schema.rows, info)
-            if len(finals.envs):
-                self._finals.append((row, finals))
+        if info:
+            self._gaps.note(row, info)
+            if "_final_obs" in info:
+                finals = Finals.from_info(self._schema.rows, info)
+                if len(finals.envs):
+                    self._finals.append((row, finals))
         self._length = row + 1
 
     def _allocate(self) -> None:
@@ -172,6 +186,7 @@ class Segment:
         for column in self._writers:
             column.tensor[:kept] = column.tensor[taken : self._length].clone()
         self._finals = [(row - taken, item) for row, item in self._finals if row > taken]
+        self._gaps.shift(taken)
         self._starts -= taken
         self._length = kept
 
@@ -181,21 +196,39 @@ class Segment:
         `align` names the fields; ``next_observation`` is what really followed: at an episode's end
         its own last observation. A new segment starts; later rows overwrite the views.
         """
-        out = self._transitions(0, slice(0, self._schema.rows))
+        rows, envs = slice(0, self._length), slice(0, self._schema.rows)
+        steps = {row: row - 1 for row, _ in self._finals if row > 0}
+        out = self._transitions(rows, envs, steps)
         self.reset()
         return out
 
-    def take_env(self, env: int) -> dict[Path, torch.Tensor]:
-        """Return one environment's transitions since it was last taken, as ``[T, 1, ...]`` views.
+    def take_env(self, env: int) -> list[dict[Path, torch.Tensor]]:
+        """Return one environment's transitions since it was last taken, ``[T, 1, ...]`` each.
 
-        Its next segment starts at the last row. Empty where there is no transition.
+        One piece, and several where rows are missing in between. Its next segment starts at the
+        last row. Empty where there is no transition.
         """
         start = int(self._starts[env])
         if start >= len(self):
-            return {}
-        out = self._transitions(start, slice(env, env + 1))
+            return []
         self._starts[env] = len(self)
-        return out
+        envs = slice(env, env + 1)
+        if not self._gaps:
+            steps = {row: row - 1 - start for row, _ in self._finals if row > start}
+            return [self._transitions(slice(start, self._length), envs, steps)]
+        pieces = self._gaps.pieces(env, range(start, self._length), self._over(env))
+        return [
+            self._transitions(rows, envs, {int(row): at for at, row in enumerate(rows[1:])})
+            for rows in pieces
+        ]
+
+    def _over(self, env: int) -> list[bool]:
+        """Return by row whether one environment's episode ended with the step before."""
+        over = np.zeros(self._length, dtype=bool)
+        for path, column in self._columns.items():
+            if path[0] in ("last_terminated", "last_truncated"):
+                over |= as_numpy(column.tensor[: self._length, env]).astype(bool)
+        return list(map(bool, over))
 
     def ended(self) -> list[int]:
         """Return which environments' episodes ended in the last row."""
@@ -211,15 +244,23 @@ class Segment:
         """Forget the rows; the columns stay allocated."""
         self._length = 0
         self._finals = []
+        self._gaps.clear()
         self._starts[:] = 0
 
-    def _transitions(self, start: int, envs: slice) -> dict[Path, torch.Tensor]:
-        rows = {
-            path: column.tensor[start : self._length, envs]
-            for path, column in self._columns.items()
-        }
-        out = align(rows)
-        finals = [(row - 1 - start, item) for row, item in self._finals if row > start]
+    def _transitions(
+        self, rows: slice | Indices, envs: slice, steps: Mapping[int, int]
+    ) -> dict[Path, torch.Tensor]:
+        """Return the transitions of consecutive rows.
+
+        Args:
+            rows: of the columns: a slice gives views, numbers give copies.
+            envs: which environments.
+            steps: row to the transition that it completes.
+        """
+        index: Any = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        columns = {path: column.tensor[index][:, envs] for path, column in self._columns.items()}
+        out = align(columns)
+        finals = [(steps[row], item) for row, item in self._finals if row in steps]
         if finals:
             for path in list(out):
                 if path[0] == "next_observation":

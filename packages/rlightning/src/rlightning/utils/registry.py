@@ -180,6 +180,7 @@ ENVS = Registry(
         "gymnasium": "rlightning.env.gym_env:GymEnv",
         "mujoco": "rlightning.env.gym_env:GymEnv",
         "ale": "rlightning.env.gym_env:GymEnv",
+        "env_server": "rlightning.env.remote_env:RemoteEnv",
     },
 )
 ENGINE = Registry(
