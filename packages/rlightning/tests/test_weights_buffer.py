@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,14 +105,66 @@ def test_waiting_ends_with_the_version_or_the_deadline():
     assert done == [True]
 
 
-def test_the_configured_strategy_decides_about_the_buffer():
+@pytest.mark.parametrize(
+    ("strategy", "type_", "kind"),
+    [
+        ("None", "WeightBuffer", None),
+        ("Double", "WeightBuffer", "WeightBuffer"),
+        ("Shared", "CPUWeightBuffer", "CPUWeightBuffer"),
+        ("Sharded", "ShardedWeightBuffer", "ShardedWeightBuffer"),
+    ],
+)
+def test_the_configured_strategy_decides_about_the_buffer(strategy, type_, kind):
     from rlightning.build import _build_weight_buffer
-    from rlightning.errors import ConfigError
 
-    def built(**keys):
-        return _build_weight_buffer(PolicyConfig.from_dict({"type": "P", "weight_buffer": keys}))
+    keys = {"buffer_strategy": strategy, "type": type_}
+    built = _build_weight_buffer(PolicyConfig.from_dict({"type": "P", "weight_buffer": keys}))
+    assert kind == (None if built is None else type(built).__name__)
+    if built is not None:
+        built.publish(0, weights(5))
+        assert built.get()[1]["net"]["p0"][0] == 5
+        built.close()
 
-    assert built(buffer_strategy="None") is None
-    assert isinstance(built(), WeightBuffer)
-    with pytest.raises(ConfigError, match="CPUWeightBuffer shares weights between workers"):
-        built(buffer_strategy="Shared", type="CPUWeightBuffer")
+
+def test_what_was_gotten_stays_and_memory_that_nobody_reads_is_used_again():
+    buffer = WeightBuffer()
+    buffer.publish(0, weights(0))
+    kept = buffer.get()[1]["net"]["p0"]
+    places = set()
+    for version in range(1, 8):
+        buffer.publish(version, weights(version))
+        with buffer.read() as (seen, payload):
+            assert (seen, float(payload["net"]["p0"][0])) == (version, version)
+            places.add(payload["net"]["p0"].data_ptr())
+    assert kept[0] == 0
+    assert len(places) == 2
+    assert kept.data_ptr() not in places
+
+
+def test_what_is_lent_stays_for_the_length_of_the_block():
+    buffer = WeightBuffer()
+    buffer.publish(0, weights(0))
+    with buffer.read() as (_, first), buffer.read() as (_, second):
+        for version in range(1, 5):
+            buffer.publish(version, weights(version))
+        assert (first["net"]["p0"][0], second["net"]["p3"][-1]) == (0, 0)
+    assert buffer.staleness(1) == 3
+    buffer.close()
+    with pytest.raises(RuntimeError, match="call publish first"), buffer.read():
+        pass
+
+
+def test_a_version_is_one_piece_of_memory_and_a_new_shape_gets_new_memory():
+    buffer = WeightBuffer()
+    buffer.publish(0, weights(0))
+    tensors = list(buffer.get()[1]["net"].values())
+    assert len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == 1
+    buffer.publish(1, weights(1, tensors=2, size=3))
+    assert [tuple(t.shape) for t in buffer.get()[1]["net"].values()] == [(3,), (3,)]
+
+
+def test_arrays_are_copied_too():
+    buffer, live = WeightBuffer(), np.ones(3)
+    buffer.publish(0, {"a": live, "t": torch.ones(1)})
+    live[:] = 7
+    assert buffer.get()[1]["a"].tolist() == [1, 1, 1]

@@ -160,6 +160,8 @@ WEIGHTS = Registry(
     "weights",
     {
         "WeightBuffer": "rlightning.weights.weight_buffer:WeightBuffer",
+        "CPUWeightBuffer": "rlightning.weights.cpu_weight_buffer:CPUWeightBuffer",
+        "ShardedWeightBuffer": "rlightning.weights.sharded_weight_buffer:ShardedWeightBuffer",
     },
 )
 POLICIES = Registry(
@@ -172,6 +174,7 @@ POLICIES = Registry(
         "SACPolicy": "rlightning.policy.sac_policy:SACPolicy",
         "SimplePPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
         "TD3Policy": "rlightning.policy.td3_policy:TD3Policy",
+        "VTracePPOPolicy": "rlightning.policy.vtrace_ppo_policy:VTracePPOPolicy",
     },
 )
 ENVS = Registry(
