@@ -53,10 +53,11 @@ class Task:
 TASKS = {
     "cartpole": Task(
         policy="categorical-policy",
-        policy_flags="",
+        policy_flags="--policy.no-normalize-observations",
         algorithm="ppo",
         algorithm_flags="--algo.buffer-size 1024 --algo.batch-size 256 --algo.learning-rate 1e-3 "
-        "--algo.gamma 0.98 --algo.gae-lambda 0.8",
+        "--algo.gamma 0.98 --algo.gae-lambda 0.8 --algo.no-clip-vloss "
+        "--algo.no-normalize-rewards",
         client="classic-v1 --env.name CartPole-v1 --num-envs 8",
         env_steps=100_000,
         goal=500,
@@ -76,10 +77,11 @@ TASKS = {
     ),
     "pendulum_cpp": Task(
         policy="gaussian-policy",
-        policy_flags="--policy.obs-dim 3 --policy.action-dim 1 --policy.action-clip 2",
+        policy_flags="--policy.obs-dim 3 --policy.action-dim 1 --policy.action-clip 2 "
+        "--policy.no-normalize-observations",
         algorithm="ppo",
         algorithm_flags="--algo.buffer-size 4096 --algo.learning-rate 1e-3 --algo.gamma 0.9 "
-        "--algo.save-interval 5",
+        "--algo.no-anneal-lr --algo.no-clip-vloss --algo.no-normalize-rewards",
         client="cpp --num-envs 4",
         env_steps=100_000,
         goal=800,
@@ -136,7 +138,7 @@ def client(task: Task, folder: pathlib.Path, *, port: int, episodes: int, seed: 
     """Give the command of a client."""
     if task.client.startswith("cpp"):
         program = [str(folder / "cpp" / "pendulum"), *task.client.split()[1:]]
-        return [*program, f"--port={port}", f"--episodes={episodes}", f"--seed={seed}"]
+        return [*program, *map(str, ["--port", port, "--episodes", episodes, "--seed", seed])]
     program = [str(BIN / "plugrl-run-env-client"), *task.client.split()]
     numbers = ["--server-port", port, "--num-episodes", episodes, "--runner.seed", seed]
     return [*program, *map(str, numbers), "--exp-name", f"{port}"]

@@ -1,7 +1,9 @@
 """The parts of the server alone: records, batches, buffers, trees, metrics, display."""
 
+import dataclasses
 import itertools
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,9 +24,10 @@ from plugrl_server.common.metrics import (
 from plugrl_server.common.trees import concatenate, leaves, num_rows, take
 from plugrl_server.errors import ObservationError, PolicyContractError
 from plugrl_server.policy.state import pick_fields
-from plugrl_server.server.client_envs import ClientEnvs, InferStep, finite_frames, join_frames
+from plugrl_server.server.client_envs import ClientEnvs, InferStep
 from plugrl_server.server.display import Display, format_metrics_table
 from plugrl_server.server.inference import Inference, describe_observation, layout_of_observation
+from plugrl_server.server.joining import finite_frames, join_frames
 from plugrl_server.server.metadata import build_server_metadata, describe_policy
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
 from plugrl_server.testing import check_policy
@@ -151,23 +154,59 @@ def frames_of(inference, rows, values, **changes):
     return FrameBatch(**{**defaults, **changes})
 
 
-def test_frames_of_one_inference_are_joined_and_others_stay_apart():
+def joined_frames(*parts):
+    return join_frames([("layout", frames) for frames in parts])
+
+
+def xs(observation):
+    return observation["states"]["x"].ravel().tolist()
+
+
+def test_frames_of_one_inference_are_joined_as_rows_of_it():
+    one = sampled(6)
+    (joined,) = joined_frames(frames_of(one, slice(0, 2), [0, 1]), frames_of(one, slice(2, 3), [2]))
+    assert joined.sampled is one
+    assert joined.sampled_rows == slice(0, 3)
+    (joined,) = joined_frames(
+        frames_of(one, slice(5, 6), [5]), frames_of(one, np.array([4, 3]), [4, 3])
+    )
+    assert xs(joined.obs) == [5.0, 4.0, 3.0]
+    assert xs(joined.next_obs) == [5.0, 4.0, 3.0]
+    assert joined_frames() == []
+
+
+def test_frames_of_several_inferences_are_joined_in_their_order():
     one, two = sampled(6), sampled(2)
     parts = [
-        frames_of(one, slice(0, 2), [0, 1]),
-        frames_of(one, slice(2, 3), [2]),
+        frames_of(one, slice(1, 3), [1, 2]),
         frames_of(two, None, [7, 8]),
-        frames_of(one, slice(5, 6), [5]),
-        frames_of(one, np.array([4, 3]), [4, 3]),
-        frames_of(one, slice(0, 1), [0], info={"k": np.array([1])}),
+        frames_of(one, np.array([5]), [5]),
     ]
-    joined = join_frames(parts)
-    assert [len(frames) for frames in joined] == [3, 2, 3, 1]
-    assert joined[0].obs["states"]["x"].ravel().tolist() == [0.0, 1.0, 2.0]
-    assert joined[0].sampled_rows == slice(0, 3)
-    assert joined[2].obs["states"]["x"].ravel().tolist() == [5.0, 4.0, 3.0]
-    assert joined[2].next_obs["states"]["x"].ravel().tolist() == [5.0, 4.0, 3.0]
-    assert join_frames([]) == []
+    (joined,) = joined_frames(*parts)
+    assert xs(joined.obs) == [1.0, 2.0, 0.0, 1.0, 5.0]
+    assert joined.obs["text"] == ["t"] * 5
+    assert joined.train_state["s2"].tolist() == [2, 4, 0, 2, 10]
+    assert joined.runtime_state["s"].tolist() == [1, 2, 0, 1, 5]
+    assert joined.rewards.tolist() == [1.0, 2.0, 7.0, 8.0, 5.0]
+    assert joined.rows(np.array([4, 0])).train_state["s2"].tolist() == [10, 2]
+
+
+def test_frames_with_an_info_or_another_layout_stay_apart():
+    one = sampled(6)
+    plain = [frames_of(one, slice(i, i + 1), [i]) for i in range(4)]
+    told = frames_of(one, slice(4, 5), [4], info={"k": np.array([1])})
+    joined = join_frames(
+        [("a", plain[0]), ("b", plain[1]), ("b", plain[2]), ("b", told), ("b", plain[3])]
+    )
+    assert [len(frames) for frames in joined] == [1, 2, 1, 1]
+    assert joined[2] is told
+
+
+def test_states_that_change_their_shape_between_inferences_are_the_policys_fault():
+    wider = Sampled(sampled(1).obs, {"s": np.zeros((1, 2))}, lambda state: state)
+    (joined,) = joined_frames(frames_of(sampled(1), None, [0]), frames_of(wider, None, [0]))
+    with pytest.raises(PolicyContractError, match="keep what get_action_and_runtime_state"):
+        _ = joined.runtime_state
 
 
 def test_frames_with_images_are_not_copied_together():
@@ -175,7 +214,7 @@ def test_frames_with_images_are_not_copied_together():
     images = {"camera": np.zeros((1, 2, 2, 3), np.uint8)}
     heavy = seen([1.0], images=images).to_wire()
     parts = [frames_of(one, slice(i, i + 1), [1.0], next_obs=heavy) for i in range(2)]
-    assert join_frames(parts) == parts
+    assert joined_frames(*parts) == parts
 
 
 def test_rows_that_are_not_finite_before_or_after_are_found():
@@ -336,11 +375,21 @@ def test_a_replay_buffer_keeps_the_newest_and_draws_the_same_after_a_restore():
 # --- trees and layouts ----------------------------------------------------------------------------
 
 
+@dataclasses.dataclass
+class Held:
+    a: Any
+    b: Any
+
+
 def test_trees_are_cut_joined_and_walked():
     tree = {"a": np.arange(4), "b": {"c": ["w", "x", "y", "z"], "d": None}}
     assert take(tree, np.array([3, 1]))["b"]["c"] == ["z", "x"]
     assert take(tree, slice(1, 3))["a"].tolist() == [1, 2]
     assert [path for path, _ in leaves(tree)] == [("a",), ("b", "c")]
+    state = Held(torch.arange(2), None)
+    together = concatenate([state, Held(torch.tensor([7]), None)])
+    assert together == Held(together.a, None)
+    assert together.a.tolist() == [0, 1, 7]
     both = concatenate([tree, tree])
     assert num_rows(both) == 8
     assert both["b"]["c"] == ["w", "x", "y", "z"] * 2

@@ -492,6 +492,19 @@ def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
     assert not guard.allows(), "the median is over the limit"
 
 
+def test_an_interruption_is_told_from_work_by_its_processor_time():
+    """A busy machine takes the processor away from any thread: another one would not help."""
+    guard = InlineGuard(0.001)
+    quick(guard)
+    for _ in range(50):
+        guard.note_infer(0.012, cpu_s=0.0002)
+        quick(guard, 2)
+    assert guard.allows()
+    for _ in range(5):
+        guard.note_infer(0.025, cpu_s=0.0002)
+    assert not guard.allows(), "whoever waits so long for something else holds up the loop"
+
+
 @pytest.mark.parametrize("work", ["note_infer", "note_feedback"])
 def test_one_call_that_is_far_too_slow_sends_work_back_at_once(work):
     guard = InlineGuard(0.001)

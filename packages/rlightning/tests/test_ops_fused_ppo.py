@@ -12,9 +12,10 @@ from rlightning.ops.distributions import (
     categorical_log_prob,
     gaussian_entropy,
     gaussian_log_prob,
+    gaussian_sample_with_log_prob,
 )
 from rlightning.ops.fused_ppo import FusedPPO, Minibatch, supports
-from rlightning.ops.plain_networks import PlainLayers
+from rlightning.ops.plain_networks import PlainLayers, draw_gaussian
 
 HYPER = {"clip_ratio": 0.2, "value_coef": 0.5, "max_grad_norm": 0.5}
 
@@ -209,3 +210,17 @@ def test_what_it_supports():
     assert not supports(mixed, networks.optimizer)
     shallow = Networks("gaussian", ())
     assert not supports(shallow.layers, shallow.optimizer)
+
+
+def test_draws_in_numpy_are_those_of_torch():
+    generator = torch.Generator()
+    for n_rows in (1, 7, 64):
+        mean, log_std = torch.randn(n_rows, 3), torch.tensor([-1.0, 0.0, 0.5])
+        generator.manual_seed(n_rows)
+        sample, log_prob = draw_gaussian(mean.numpy(), log_std.numpy(), generator=generator)
+        generator.manual_seed(n_rows)
+        wanted = gaussian_sample_with_log_prob(mean, log_std, generator=generator)
+        torch.testing.assert_close(torch.from_numpy(sample), wanted[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(torch.from_numpy(log_prob), wanted[1], rtol=1e-5, atol=1e-6)
+        again = gaussian_log_prob(torch.from_numpy(sample), mean, log_std)
+        torch.testing.assert_close(torch.from_numpy(log_prob), again, rtol=1e-4, atol=1e-5)

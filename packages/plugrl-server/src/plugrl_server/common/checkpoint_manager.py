@@ -142,8 +142,17 @@ def _write_model(policy_file: pathlib.Path, model: dict[str, Any] | None) -> Non
     if model:
         from safetensors.torch import save_file
 
-        tensors = {name: tensor.contiguous().clone() for name, tensor in model.items()}
+        tensors = {name: tensor.contiguous().clone() for name, tensor in _flat(model).items()}
         save_file(tensors, str(policy_file.with_name("model.safetensors")))
+
+
+def _flat(model: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Name the tensors of nested state dicts by their paths."""
+    flat: dict[str, Any] = {}
+    for name, value in model.items():
+        inner = isinstance(value, dict)
+        flat |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return flat
 
 
 def _steps(directory: pathlib.Path) -> list[int]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rlightning.types.convert import is_tensor
+
 __all__ = ["concatenate", "leaves", "map_tree", "num_rows", "take"]
 
 
@@ -66,12 +68,22 @@ def concatenate(trees: Sequence[Any]) -> Any:
     first = trees[0]
     if len(trees) == 1 or first is None:
         return first
+    if type(first) is np.ndarray:
+        return np.concatenate(trees)
     if isinstance(first, Mapping):
         if any(tree.keys() != first.keys() for tree in trees):
             raise ValueError("cannot join batches whose names differ")
         return {key: concatenate([tree[key] for tree in trees]) for key in first}
     if isinstance(first, list):
         return [item for tree in trees for item in tree]
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [item.name for item in dataclasses.fields(first) if item.init]
+        joined = {name: concatenate([getattr(tree, name) for tree in trees]) for name in names}
+        return dataclasses.replace(first, **joined)
+    if is_tensor(first):
+        import torch
+
+        return torch.cat(list(trees))
     return np.concatenate(trees)
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch.nn.functional import linear
 
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
 from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
 from rlightning.ops.normalization import RunningMeanStd
+from rlightning.ops.plain_networks import PlainNetworks, draw_gaussian
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,16 @@ class ActorCriticRuntimeState:
     """float32 ``[n]``."""
     value: Any
     """float32 ``[n]``."""
+
+
+class _Scale(NamedTuple):
+    """What observations are normalised with, as it was at one time."""
+
+    key: tuple[int, int]
+    mean: Tensor
+    factor: Tensor
+    mean_array: np.ndarray[Any, Any]
+    factor_array: np.ndarray[Any, Any]
 
 
 class ActorCriticPolicy(BaseTorchPolicy, ABC):
@@ -73,8 +83,13 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         self.action_space = action_space
         self.action_horizon = 1
         self.to(self.device)
-        self._layers = self.actor_critic.plain_layers()
-        self._scale: tuple[tuple[int, int], Tensor, Tensor] | None = None
+        self._plain: PlainNetworks | None = None
+        self._may_be_plain = True
+        self._scale: _Scale | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is derived: arrays that share memory would be copied apart."""
+        return {**self.__dict__, "_plain": None, "_scale": None}
 
     def prepare_observation(self, _obs: dict[str, Any]) -> np.ndarray[Any, Any]:
         """Give the state vector, float32 ``[n, obs_dim]``.
@@ -89,34 +104,54 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         self, _obs: dict[str, Any]
     ) -> tuple[np.ndarray[Any, Any], ActorCriticRuntimeState]:
         """Draw one action per row (the likeliest one if ``deterministic``), ``[n, 1, *A]``."""
-        obs = self.extract_model_obs_tensor(_obs)
-        distribution, value = self._forward(self._normalize(obs.to(self.device)))
-        action = distribution.mode() if self.config.deterministic else distribution.sample()
+        obs = self.prepare_observation(_obs)
+        plain = self._plain_networks()
+        action, logprob, value = self._act(obs) if plain is None else self._act_plain(plain, obs)
         state = self.runtime_state(
-            obs=obs,
-            action=action.cpu(),
-            logprob=distribution.log_prob(action).cpu(),
-            value=value.cpu(),
+            obs=torch.from_numpy(obs if obs.flags.writeable else obs.copy()),
+            action=action,
+            logprob=logprob,
+            value=value,
         )
-        return self.to_env(state.action.numpy())[:, None], state
+        return self.to_env(action.numpy())[:, None], state
 
-    def _forward(self, obs: Tensor) -> tuple[Any, Tensor]:
-        """Compute what ``actor_critic`` computes, without the cost of calling eighteen modules.
+    def _act(self, obs: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw actions; give their log-probabilities and the values, too. On the CPU."""
+        distribution, value = self.actor_critic(self._normalize(torch.tensor(obs).to(self.device)))
+        return (*(item.cpu() for item in self._draw(distribution)), value.cpu())
 
-        A small network's forward pass is mostly the overhead of its calls.
-        """
-        layers = self._layers
-        if layers is None:
-            distribution, value = self.actor_critic(obs)
-            return distribution, value
-        features, critic_features = obs, obs
-        for layer in layers.actor[:-1]:
-            features = torch.tanh(linear(features, layer.weight, layer.bias))
-        for layer in layers.critic:
-            last = layer is layers.critic[-1]
-            critic_features = linear(critic_features, layer.weight, layer.bias)
-            critic_features = critic_features if last else torch.tanh(critic_features)
-        return self.actor_critic.action_head(features), critic_features.squeeze(-1)
+    def _draw(self, distribution: Any) -> tuple[Tensor, Tensor]:
+        if self.config.deterministic:
+            action = distribution.mode()
+            return action, distribution.log_prob(action)
+        drawn: tuple[Tensor, Tensor] = distribution.sample_with_log_prob()
+        return drawn
+
+    def _act_plain(
+        self, plain: PlainNetworks, obs: np.ndarray[Any, Any]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do the same without modules: a small network's time is mostly the overhead of calls."""
+        plain.refresh()
+        out, value = plain.forward(self._normalize_array(obs))
+        layers = plain.layers
+        if layers.log_std is None or self.config.deterministic:
+            head: Any = self.actor_critic.action_head
+            drawn = self._draw(head.distribution(torch.from_numpy(out)))
+        else:
+            low, high = layers.log_std_bounds
+            log_std = np.minimum(np.maximum(plain.weights.log_std, low), high)
+            action, logprob = draw_gaussian(out, log_std)
+            drawn = torch.from_numpy(action), torch.from_numpy(logprob)
+        return (*drawn, torch.from_numpy(value))
+
+    def _plain_networks(self) -> PlainNetworks | None:
+        """Decide once whether the networks are plain; on a GPU they never are."""
+        if self._plain is None and self._may_be_plain:
+            layers = self.actor_critic.plain_layers()
+            self._may_be_plain = layers is not None and layers.are_supported()
+            if layers is not None and self._may_be_plain:
+                self._plain = PlainNetworks(layers)
+        return self._plain if self.actor_critic.value_head.weight.is_cpu else None
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Turn drawn actions into what environments get; ``[n, *A]`` both."""
@@ -137,15 +172,26 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         """Do what ``obs_stats.normalize`` does, with its two factors kept until they change."""
         if not self.config.normalize_observations:
             return obs
+        scale, clip = self._factors(), self.config.obs_clip
+        return ((obs - scale.mean) * scale.factor).clamp_(-clip, clip)
+
+    def _normalize_array(self, obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Do the same in numpy, which takes less time for a few numbers."""
+        if not self.config.normalize_observations:
+            return obs
+        _, _, _, mean, factor = self._factors()
+        clip = self.config.obs_clip
+        normal: np.ndarray[Any, Any] = np.minimum(np.maximum((obs - mean) * factor, -clip), clip)
+        return normal
+
+    def _factors(self) -> _Scale:
         stats = self.obs_stats
         # Every update writes in place, which counts the version up; a copy lies elsewhere.
         key = (stats.mean.data_ptr(), stats.mean._version)
-        if self._scale is None or self._scale[0] != key:
-            factor = stats.std.reciprocal().to(torch.float32)
-            self._scale = (key, stats.mean.to(torch.float32), factor)
-        _, mean, factor = self._scale
-        clip = self.config.obs_clip
-        return ((obs - mean) * factor).clamp_(-clip, clip)
+        if self._scale is None or self._scale.key != key:
+            mean, factor = stats.mean.float(), stats.std.reciprocal().float()
+            self._scale = _Scale(key, mean, factor, mean.cpu().numpy(), factor.cpu().numpy())
+        return self._scale
 
     def evaluate_actions(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Judge stored actions with the current networks; differentiable.

@@ -90,6 +90,9 @@ def to_numpy_state(value: Any) -> Any:
     Raises:
         TypeError: a leaf inside a map is None, or is nothing that numpy holds.
     """
+    if is_tensor(value) and value.device.type == "cpu" and value.element_size() != 2:
+        plain: PolicyStateArray = value.detach().numpy()
+        return plain
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -97,9 +100,6 @@ def to_numpy_state(value: Any) -> Any:
         if missing:
             raise TypeError(f"the state's entries {missing} are None; a stored state holds arrays")
         return {str(key): to_numpy_state(item) for key, item in value.items()}
-    if is_tensor(value) and value.device.type == "cpu" and value.element_size() != 2:
-        plain: PolicyStateArray = value.detach().numpy()
-        return plain
     array = np.asarray(to_numpy(value))
     if array.dtype.kind not in "biufU":
         raise TypeError(f"a state holds {type(value).__name__}; expected arrays or tensors")

@@ -13,29 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plugrl_server.algorithm.base_algorithm import FrameBatch, Sampled
-from plugrl_server.common.trees import concatenate, take
+from plugrl_server.common.trees import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from plugrl_protocol.messages import Feedback
 
-__all__ = ["ClientEnvs", "InferStep", "finite_frames", "join_frames"]
+__all__ = ["ClientEnvs", "InferStep"]
 
 Array = np.ndarray[Any, Any]
-Claim = tuple[int, Array, Array]
-"""All environments of one inference: its number, their indices and slots."""
+Claim = tuple[bytes, Array, "InferStep"]
+"""All environments of one inference: their indices as bytes, their slots, and the inference."""
 
-_LARGEST = float(np.finfo(np.float32).max)
-_COLUMNS = (
-    "chains",
-    "was_terminated",
-    "was_truncated",
-    "rewards",
-    "steps",
-    "terminated",
-    "truncated",
-)
+_MOST_KNOWN = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -51,21 +42,6 @@ class InferStep:
     """Whether the batch has no rows but this client's."""
     rows_left: int
     """Rows whose feedback has not come."""
-
-
-def finite_frames(frames: FrameBatch) -> Array | None:
-    """Find frames whose rewards and states before and after are finite, ``[m]``; None: all of them.
-
-    Finite as float32, which is what is learned from.
-    """
-    finite: Array | None = None
-    states = (*frames.obs["states"].values(), *frames.next_obs["states"].values())
-    for array in (frames.rewards, *states):
-        whole = np.abs(array) <= _LARGEST if array.dtype.itemsize > 4 else np.isfinite(array)
-        if not whole.all():
-            rows = np.asarray(whole.reshape(len(whole), -1).all(axis=1))
-            finite = rows if finite is None else finite & rows
-    return finite
 
 
 class ClientEnvs:
@@ -85,6 +61,8 @@ class ClientEnvs:
         self._row = np.zeros(0, np.int64)
         self._was_terminated = np.zeros(0, np.bool_)
         self._was_truncated = np.zeros(0, np.bool_)
+        self._known: dict[bytes, Array] = {}
+        # The newest inference; it is written into the columns only if that turns out to be needed.
         self._last: Claim | None = None
 
     @property
@@ -110,14 +88,30 @@ class ClientEnvs:
         self._slots[index] = slot
         self._chain[slot] = next(self._new_chain)
 
+    def chains_of(self, env_indices: Array) -> list[int]:
+        """Return the open chain of each of some environments."""
+        chains: list[int] = self._chain[self._find(env_indices)].tolist()
+        return chains
+
     def acted(self, env_indices: Array, step: InferStep) -> None:
         """Remember that an inference answered these environments, in this order."""
-        slots = self._find(env_indices)
-        number = next(self._step_numbers)
-        self._steps[number] = step
-        self._step[slots] = number
-        self._row[slots] = np.arange(len(slots))
-        self._last = (number, env_indices, slots)
+        self._settle()
+        key = env_indices.tobytes()
+        slots = self._known.get(key)
+        if slots is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            slots = self._known[key] = self._find(env_indices)
+        self._last = (key, slots, step)
+
+    def _settle(self) -> None:
+        """Write the newest inference into the columns: its rows may be reported in any order."""
+        if self._last is not None:
+            (_, slots, step), self._last = self._last, None
+            number = next(self._step_numbers)
+            self._steps[number] = step
+            self._step[slots] = number
+            self._row[slots] = np.arange(len(slots))
 
     def end_chains(self, chains: Array) -> bool:
         """Begin new chains where one of `chains` was: a frame is missing. Whether one was here."""
@@ -133,9 +127,11 @@ class ClientEnvs:
         Returns:
             What `report` wants to know then; None: the feedback must be turned into frames now.
         """
-        last, self._last = self._last, None
-        if last is not None and np.array_equal(report.env_indices, last[1]):
+        last = self._last
+        if last is not None and report.env_indices.tobytes() == last[0]:
+            self._last = None
             return last
+        self._settle()
         return None
 
     def report(self, report: Feedback, claim: Claim | None) -> list[tuple[int, FrameBatch]]:
@@ -149,8 +145,7 @@ class ClientEnvs:
             Per inference: the version of the policy that acted, and the frames.
         """
         if claim is not None:
-            number, _, slots = claim
-            step = self._steps.pop(number)
+            _, slots, step = claim
             rows = None if step.is_whole else slice(step.start, step.start + len(slots))
             parts = [(step.version, self._frames(report, slots, step, rows, None))]
         else:
@@ -202,52 +197,6 @@ class ClientEnvs:
             truncated=truncated,
             info=report.info,
         )
-
-
-def join_frames(batches: list[FrameBatch]) -> list[FrameBatch]:
-    """Join frames that come from one inference, in their order: storing many at once is cheap.
-
-    Large observations stay apart, because joining copies them; so do frames with an ``info``.
-    """
-    joined: list[FrameBatch] = []
-    group: list[FrameBatch] = []
-    for frames in batches:
-        if group and not (frames.sampled is group[0].sampled and _is_light(frames)):
-            joined.append(_join(group))
-            group = []
-        group.append(frames)
-        if not _is_light(group[0]):
-            joined.append(group.pop())
-    return [*joined, _join(group)] if group else joined
-
-
-def _is_light(frames: FrameBatch) -> bool:
-    return not frames.info and not frames.next_obs["images"]
-
-
-def _join(group: list[FrameBatch]) -> FrameBatch:
-    if len(group) == 1:
-        return group[0]
-    rows = [frames.sampled_rows for frames in group]
-    follows = all(isinstance(r, slice) for r in rows) and all(
-        one.stop == two.start for one, two in itertools.pairwise(rows)
-    )
-    columns = {
-        name: np.concatenate([getattr(frames, name) for frames in group]) for name in _COLUMNS
-    }
-    return FrameBatch(
-        sampled=group[0].sampled,
-        sampled_rows=slice(rows[0].start, rows[-1].stop)
-        if follows
-        else np.concatenate([_as_index(r) for r in rows]),
-        next_obs=concatenate([frames.next_obs for frames in group]),
-        info={},
-        **columns,
-    )
-
-
-def _as_index(rows: Any) -> Array:
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 def _as_slice(rows: Array) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
-from plugrl_server.server.client_envs import finite_frames, join_frames
+from plugrl_server.server.joining import finite_frames, join_frames
 from rlightning.runtime.batcher import Session
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Client", "FrameStore", "Report"]
 
 _log = logging.getLogger(__name__)
+
+_MOST_WAITING = 32
+"""Reports that are stored together at most: it takes a fraction of a millisecond."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +45,12 @@ class Client:
 
 
 class Report(NamedTuple):
-    """A feedback with the episodes that it tells of."""
+    """A feedback with the episodes that it tells of, and the layout of what it observes."""
 
     client: Client
     feedback: Feedback
     episodes: list[Episode]
+    layout: Layout
 
 
 class FrameStore:
@@ -65,16 +69,24 @@ class FrameStore:
         self._takes_batches = type(algorithm).feedback_batch is not BaseAlgorithm.feedback_batch
         self._reports: list[tuple[Report, Any]] = []
         self._rows = 0
+        self._holds_images = False
 
     def __len__(self) -> int:
         """How many reports are not stored yet."""
         return len(self._reports)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether nothing is gained by waiting for more reports to store together."""
+        return self._holds_images or len(self._reports) >= _MOST_WAITING
 
     def take(self, report: Report) -> bool:
         """Take a report; true if all must be stored now, before anything else happens."""
         claim = report.client.envs.claim(report.feedback)
         self._reports.append((report, claim))
         self._rows += len(report.feedback.env_indices)
+        if report.feedback.observation.images:
+            self._holds_images = True
         return claim is None or self._rows > self._algorithm.frames_before_control()
 
     def store(self, version: int, *, learner_is_busy: bool) -> MetricDict:
@@ -88,22 +100,28 @@ class FrameStore:
             Numbers to log.
         """
         reports, self._reports, self._rows = self._reports, [], 0
-        accepted: list[FrameBatch] = []
+        self._holds_images = False
+        accepted: list[tuple[Any, FrameBatch]] = []
+        # The next buffer may be full already while the learner is busy with the last.
+        algorithm = self._algorithm
+        is_full = learner_is_busy and algorithm.on_policy and algorithm.should_learn()
         for report, claim in reports:
-            accepted += self._accept(report, claim, version, learner_is_busy=learner_is_busy)
+            frames = self._accept(report, claim, version + learner_is_busy, is_full=is_full)
+            accepted += [(report.layout, part) for part in frames]
         logged: MetricDict = {}
-        for frames in join_frames(accepted):
-            good = finite_frames(frames)
-            whole = frames if good is None else self._leave_out(frames, good)
+        batches = join_frames(accepted) if self._takes_batches else [f for _, f in accepted]
+        for batch in batches:
+            good = finite_frames(batch)
+            whole = batch if good is None else self._leave_out(batch, good)
             if len(whole):
                 logged |= self._algorithm.feedback_batch(whole)
                 self._metrics.stored_frames += len(whole)
         return logged
 
     def _accept(
-        self, report: Report, claim: Any, version: int, *, learner_is_busy: bool
+        self, report: Report, claim: Any, version: int, *, is_full: bool
     ) -> list[FrameBatch]:
-        """Turn a report into frames; leave out those of a policy that is too old."""
+        """Turn a report into frames; leave out those of a policy that is too old for `version`."""
         client, feedback, algorithm = report.client, report.feedback, self._algorithm
         if feedback.steps is None and client.knows_steps:
             client.knows_steps = False
@@ -113,12 +131,10 @@ class FrameStore:
             )
         if self._takes_batches and report.episodes:
             algorithm.record_episodes(report.episodes)
-        # The next buffer may be full already while the learner is busy with the last.
-        is_full = learner_is_busy and algorithm.on_policy and algorithm.should_learn()
         accepted = []
         limit = algorithm.max_staleness
         for sampled_by, frames in client.envs.report(feedback, claim):
-            staleness = version - sampled_by + learner_is_busy
+            staleness = version - sampled_by
             self._metrics.staleness.add(staleness)
             if is_full or (limit is not None and staleness > limit):
                 self._discard(frames)

@@ -36,9 +36,13 @@ Layout = tuple[Any, ...]
 
 def layout_of_observation(observation: Observation) -> Layout:
     """Give names, dtypes and shapes (without the batch): what can share a batch."""
+    images, states = observation.images, observation.states
+    if len(states) == 1 and not images:
+        ((name, array),) = states.items()
+        return ((name, array.dtype.char, array.shape[1:]),)
     return tuple(
         (name, array.dtype.char, array.shape[1:])
-        for group in (observation.images, observation.states)
+        for group in (images, states)
         for name, array in sorted(group.items())
     )
 
@@ -104,15 +108,18 @@ class Inference:
         return results
 
     def _check(self, action: Any, rows: int) -> None:
+        is_batch = isinstance(action, np.ndarray) and action.ndim >= 2 and len(action) == rows
+        if is_batch and action.shape[1:] == self._per_row:
+            return
         name = type(self.algorithm.policy).__name__
-        if not isinstance(action, np.ndarray) or action.ndim < 2 or len(action) != rows:
+        if not is_batch:
             raise PolicyContractError(
                 f"{name} gave an action of shape {list(np.shape(action))} for {rows} rows; "
                 "expected an array [n, H, ...]: batch first, then the horizon"
             )
         if self._per_row is None:
             self._per_row = action.shape[1:]
-        elif action.shape[1:] != self._per_row:
+        else:
             raise PolicyContractError(
                 f"{name} gave actions of shape {list(self._per_row)} per row before and now of "
                 f"{list(action.shape[1:])}; keep the action's shape stable"

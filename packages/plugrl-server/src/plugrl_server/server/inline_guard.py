@@ -10,6 +10,7 @@ _TRUSTED_AFTER = 20
 _WINDOW = 21
 _SMOOTHING = 0.02
 _SLOW = 5.0
+_HELD_UP = 20.0
 _SLOW_SHARE = 0.05
 _FAR_TOO_SLOW = 50.0
 
@@ -22,9 +23,11 @@ class InlineGuard:
 
     * at once, for 20 calls at least, when one call takes fifty times the limit: the loop is held up
       by one such call at most;
-    * while the median is above the limit, or one call in twenty takes five times the limit.
+    * while the median is above the limit, or one call in twenty computes for five times the limit
+      or takes twenty times the limit.
 
-    A median and a share, because on a busy machine any call may be interrupted for a while.
+    A median and shares, because on a busy machine any call may be interrupted for a while: that
+    costs time, but no processor time, and would hold up a thread of its own just as well.
 
     Args:
         limit_s: in seconds; 0 never allows it.
@@ -39,26 +42,39 @@ class InlineGuard:
         self._calls = 0
         self._slow_share = 0.0
         self._recent: deque[float] = deque(maxlen=_WINDOW)
+        self._allowed = False
 
     def allows(self) -> bool:
         """Whether the next piece of work may run on the event loop."""
-        if self._calls < _TRUSTED_AFTER or self._slow_share > _SLOW_SHARE:
-            return False
-        return sorted(self._recent)[len(self._recent) // 2] <= self._limit_s
+        return self._allowed
 
-    def note_infer(self, duration_s: float) -> None:
-        """Tell how long an inference took."""
+    def note_infer(self, duration_s: float, *, cpu_s: float | None = None) -> None:
+        """Tell how long an inference took.
+
+        Args:
+            duration_s: from its beginning to its end.
+            cpu_s: processor time of its thread; None: as much.
+        """
         self.infer_s += 0.1 * (duration_s - self.infer_s)
         self._recent.append(duration_s)
         self._calls += 1
-        self._judge(duration_s)
+        self._judge(duration_s, cpu_s)
 
-    def note_feedback(self, duration_s: float) -> None:
-        """Tell how long it took to store a message's frames."""
-        self._judge(duration_s)
+    def note_feedback(self, duration_s: float, *, cpu_s: float | None = None) -> None:
+        """Tell how long it took to store a message's frames; arguments as for an inference."""
+        self._judge(duration_s, cpu_s)
 
-    def _judge(self, duration_s: float) -> None:
-        is_slow = duration_s > _SLOW * self._limit_s
+    def _judge(self, duration_s: float, cpu_s: float | None) -> None:
+        limit_s = self._limit_s
+        is_slow = (duration_s if cpu_s is None else cpu_s) > _SLOW * limit_s
+        is_slow = is_slow or duration_s > _HELD_UP * limit_s
         self._slow_share += _SMOOTHING * (is_slow - self._slow_share)
-        if duration_s > _FAR_TOO_SLOW * self._limit_s:
+        if duration_s > _FAR_TOO_SLOW * limit_s:
             self._calls = 0
+        if self._allowed and duration_s <= limit_s:
+            return  # a call within the limit takes nothing away
+        self._allowed = (
+            self._calls >= _TRUSTED_AFTER
+            and self._slow_share <= _SLOW_SHARE
+            and sorted(self._recent)[len(self._recent) // 2] <= limit_s
+        )

@@ -67,6 +67,7 @@ _log = logging.getLogger(__name__)
 _MAX_INBOX = 65_536
 _WORTH_WAITING_S = 0.0002
 _REPORT_DELAY_S = 0.005
+_AT_ONCE = BatchRule(deadline_s=0.0)
 
 
 class Ending(enum.Enum):
@@ -230,17 +231,19 @@ class Trainer:
             len(report.env_indices) if report.steps is None else int(report.steps.sum())
         )
         episodes = read_episodes(report) if report.info else []
-        self._inbox.append(Report(client, report, episodes))
-        # Nobody waits for a report, and most are followed by a request at once, which wakes more
-        # than this one; where none follows, a timer does.
+        self._inbox.append(Report(client, report, episodes, layout))
+        # Nobody waits for a report, and most are followed by a request at once. They are stored
+        # when the timer says so, or when there are many: storing many together is cheap.
         if not self._timer_runs and self._loop is not None:
             self._timer_runs = True
             self._loop.call_later(_REPORT_DELAY_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer_runs = False
-        if self._inbox or len(self._frames):
+        if self._inbox:
             self._act_inline()
+        if len(self._frames):
+            self._store_inline()
 
     def disconnected(self, connection: Connection, close: Close) -> None:
         """See `Application.disconnected`."""
@@ -285,7 +288,7 @@ class Trainer:
             self._turn_lock.release()
         if self._control_due:
             self._wake.set()
-        elif len(self._frames) and not self._store_scheduled and self._loop is not None:
+        elif self._frames.is_due and not self._store_scheduled and self._loop is not None:
             self._store_scheduled = True
             self._loop.call_soon(self._store_inline)
 
@@ -335,8 +338,11 @@ class Trainer:
             if not decision.batch:
                 self._store_unless(inline)
                 return decision.wake_s
-            chosen = set(map(id, decision.batch))
-            self._waiting = [r for r in self._waiting if id(r) not in chosen]
+            if len(decision.batch) == len(self._waiting):
+                self._waiting = []
+            else:
+                chosen = set(map(id, decision.batch))
+                self._waiting = [r for r in self._waiting if id(r) not in chosen]
             self._run(decision.batch, inline=inline)
         self._store_unless(inline)
         return None
@@ -349,25 +355,22 @@ class Trainer:
                 self._control()
 
     def _decide(self, inline: bool) -> Decision:  # noqa: FBT001  # private
-        rule = self._rule(inline)
-        if rule.deadline_s:
-            return decide(self._waiting, self._sessions(), rule, self._clock())
-        if len(self._waiting) == 1:
-            return Decision((self._waiting[0],), None)
-        return decide(self._waiting, {}, rule, self._clock())
+        waiting, target = self._waiting, self.config.mini_infer_batch_size
+        # Waiting longer for others than a forward pass takes does not pay.
+        longest_s = min(self.config.batch_deadline_ms / 1e3, self._guard.infer_s)
+        if target is not None:
+            longest_s = self.config.batch_deadline_ms / 1e3
+        elif inline or longest_s < _WORTH_WAITING_S or len(self._clients) == 1:
+            longest_s = 0.0
+        if longest_s > 0.0:
+            rule = BatchRule(deadline_s=longest_s, target_rows=target)
+            return decide(waiting, self._sessions(), rule, self._clock())
+        if len(waiting) == 1:
+            return Decision((waiting[0],), None)
+        return decide(waiting, {}, _AT_ONCE, self._clock())
 
     def _sessions(self) -> dict[Any, Session]:
         return {serial: client.session for serial, client in list(self._clients.items())}
-
-    def _rule(self, inline: bool) -> BatchRule:  # noqa: FBT001  # private
-        """Waiting longer for others than a forward pass takes does not pay."""
-        longest_s = min(self.config.batch_deadline_ms / 1e3, self._guard.infer_s)
-        if inline or longest_s < _WORTH_WAITING_S or len(self._clients) == 1:
-            longest_s = 0.0
-        target = self.config.mini_infer_batch_size
-        if target is not None:
-            longest_s = self.config.batch_deadline_ms / 1e3
-        return BatchRule(deadline_s=longest_s, target_rows=target)
 
     def _take(self, item: Request | Report | _Left) -> None:
         if isinstance(item, Request):
@@ -385,25 +388,29 @@ class Trainer:
 
     def _run(self, batch: tuple[Request, ...], *, inline: bool) -> None:
         """Infer once, and answer; whoever makes it fail is found by asking one by one."""
-        started_s = self._clock()
+        started_s, started_cpu_s = self._clock(), time.thread_time()
         asks: list[_Ask] = [request.payload for request in batch]
         layout: Any = batch[0].layout
+        if self.algorithm.follows_chains:
+            chains = [ask.client.envs.chains_of(ask.infer.env_indices) for ask in asks]
+            self.algorithm.expect_chains(list(itertools.chain.from_iterable(chains)))
         try:
             results = self._inference.run([ask.infer for ask in asks], layout)
         except Exception as error:  # noqa: BLE001  # the border to users' policies
             self._guard.note_infer(self._clock() - started_s)
             self._blame(batch, error)
             return
-        now_s = self._clock()
-        self._guard.note_infer(now_s - started_s)
-        self.metrics.infer_s.add(now_s - started_s)
-        self.metrics.batch_rows.add(sum(request.rows for request in batch))
+        now_s, metrics = self._clock(), self.metrics
+        elapsed_s = now_s - started_s
+        self._guard.note_infer(elapsed_s, cpu_s=time.thread_time() - started_cpu_s)
+        metrics.infer_s.add(elapsed_s)
+        metrics.batch_rows.add(sum([request.rows for request in batch]))
         answers = []
-        for request, ask, result in zip(batch, asks, results, strict=True):
-            self.metrics.queue_s.add(started_s - request.arrived_s)
-            ask.client.envs.acted(ask.infer.env_indices, result.step)
-            note_answer(ask.client.session, now_s)
-            answers.append((ask.client.connection, result.action))
+        for request, (client, infer), result in zip(batch, asks, results, strict=True):
+            metrics.queue_s.add(started_s - request.arrived_s)
+            client.envs.acted(infer.env_indices, result.step)
+            note_answer(client.session, now_s)
+            answers.append((client.connection, result.action))
         if inline:
             self._send(answers)
         elif self._loop is not None:
@@ -435,15 +442,15 @@ class Trainer:
 
     def _store(self) -> None:
         """Give the algorithm what it may learn from."""
-        started_s, reports = self._clock(), len(self._frames)
-        if reports == 0:
+        if len(self._frames) == 0:
             return
+        started_s, started_cpu_s = self._clock(), time.thread_time()
         is_busy = self._learning_since_s is not None
         logged = self._frames.store(self.version, learner_is_busy=is_busy)
         self._control_due = self._is_control_due()
         elapsed_s = self._clock() - started_s
         self.metrics.feedback_s.add(elapsed_s)
-        self._guard.note_feedback(elapsed_s / reports)
+        self._guard.note_feedback(elapsed_s, cpu_s=time.thread_time() - started_cpu_s)
         if logged:
             self._log_metrics(logged, now=False)
 

@@ -10,6 +10,7 @@ Where actor and critic run as one there is a leading axis of 2, actor first.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,13 +20,26 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Array", "FlatViews", "PlainLayers", "PlainNetworks", "Workspace", "matmul"]
+__all__ = [
+    "Array",
+    "FlatViews",
+    "PlainLayers",
+    "PlainNetworks",
+    "Workspace",
+    "draw_gaussian",
+    "matmul",
+]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 _NUMPY_PRODUCTS = 1 << 18
 """Multiplications in one product up to which numpy's OpenBLAS stays on the calling thread and beats
 torch; larger products go to torch, whose threads are the ones a run configures."""
+
+_NUMPY_VECTOR_PRODUCTS = 1 << 13
+"""The same for a matrix times a vector, which OpenBLAS shares among threads earlier."""
 
 _MOST_WORKSPACES = 64
 
@@ -107,6 +121,8 @@ class Workspace:
 
 def matmul(left: Array, right: Array, out: Array) -> Array:
     """Write a (batched) matrix product, or a matrix-vector product, into `out`."""
+    if right.ndim == 1 and left.size <= _NUMPY_VECTOR_PRODUCTS:
+        return np.dot(left, right, out=out)
     if right.ndim > 1 and left.shape[-2] * left.shape[-1] * right.shape[-1] <= _NUMPY_PRODUCTS:
         return np.matmul(left, right, out=out)
     product = torch.mv if right.ndim == 1 else torch.bmm if left.ndim == 3 else torch.mm
@@ -188,3 +204,27 @@ class PlainNetworks:
         value_B = matmul(critic_BH, w.critic_weight, np.empty_like(out_BA, shape=len(out_BA)))
         value_B += w.critic_bias
         return out_BA, value_B
+
+
+def draw_gaussian(
+    mean_BA: Array, log_std_A: Array, *, generator: torch.Generator | None = None
+) -> tuple[Array, Array]:
+    """Do what ``distributions.gaussian_sample_with_log_prob`` does, in numpy, for a few rows.
+
+    The noise is torch's, so that both draw the same actions from the same generator.
+
+    Args:
+        mean_BA: means, float32 [B, A].
+        log_std_A: logarithms of the standard deviations.
+        generator: source of randomness; torch's global one if None.
+
+    Returns:
+        Samples [B, A] and their log-densities [B].
+    """
+    noise_BA = torch.randn(mean_BA.shape, generator=generator).numpy()
+    log_prob_B = np.add.reduce(noise_BA * noise_BA, 1)
+    log_prob_B *= -0.5
+    log_prob_B -= np.add.reduce(log_std_A) + np.float32(_HALF_LOG_2PI * len(log_std_A))
+    noise_BA *= np.exp(log_std_A)
+    noise_BA += mean_BA
+    return noise_BA, log_prob_B

@@ -1,0 +1,147 @@
+"""Frames of several messages as one batch, so that storing them costs a few numpy operations.
+
+Knows nothing about clients, sockets or threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from plugrl_server.algorithm.base_algorithm import FrameBatch
+from plugrl_server.common.trees import concatenate
+from plugrl_server.errors import PolicyContractError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["JoinedSampled", "finite_frames", "join_frames"]
+
+Array = np.ndarray[Any, Any]
+
+_LARGEST = float(np.finfo(np.float32).max)
+_COLUMNS = (
+    "chains",
+    "was_terminated",
+    "was_truncated",
+    "rewards",
+    "steps",
+    "terminated",
+    "truncated",
+)
+
+
+@final
+class JoinedSampled:
+    """What several inferences saw and gave, of the rows that are meant; joined when asked for.
+
+    Args:
+        parts: frames of one layout, in order.
+    """
+
+    def __init__(self, parts: Sequence[FrameBatch]) -> None:
+        self._parts = parts
+
+    @cached_property
+    def obs(self) -> dict[str, Any]:
+        """What the policy saw."""
+        obs: dict[str, Any] = concatenate([part.obs for part in self._parts])
+        return obs
+
+    @cached_property
+    def runtime_state(self) -> Any:
+        """As the policy returned it."""
+        return self._join([part.runtime_state for part in self._parts])
+
+    @cached_property
+    def train_state(self) -> Any:
+        """As `BaseAlgorithm.derive_train_state` returned it."""
+        return self._join([part.train_state for part in self._parts])
+
+    @staticmethod
+    def _join(states: list[Any]) -> Any:
+        try:
+            return concatenate(states)
+        except ValueError as error:
+            raise PolicyContractError(
+                f"the states beside two actions differ in names or shapes ({error}); keep what "
+                "get_action_and_runtime_state returns stable"
+            ) from error
+
+
+def finite_frames(frames: FrameBatch) -> Array | None:
+    """Find frames whose rewards and states before and after are finite, ``[m]``; None: all of them.
+
+    Finite as float32, which is what is learned from.
+    """
+    finite: Array | None = None
+    states = (*frames.obs["states"].values(), *frames.next_obs["states"].values())
+    for array in (frames.rewards, *states):
+        whole = np.abs(array) <= _LARGEST if array.dtype.itemsize > 4 else np.isfinite(array)
+        if not whole.all():
+            rows = np.asarray(whole.reshape(len(whole), -1).all(axis=1))
+            finite = rows if finite is None else finite & rows
+    return finite
+
+
+def join_frames(batches: Sequence[tuple[Any, FrameBatch]]) -> list[FrameBatch]:
+    """Join frames in their order: storing many at once is cheap.
+
+    Large observations stay apart, because joining copies them; so do frames with an ``info``.
+
+    Args:
+        batches: frames with the layout of their observations; other layouts are not joined.
+    """
+    joined: list[FrameBatch] = []
+    group: list[FrameBatch] = []
+    layout: Any = None
+    for observed, frames in batches:
+        light = is_light(frames)
+        if group and not (light and observed == layout):
+            joined.append(_join(group))
+            group = []
+        group.append(frames)
+        layout = observed
+        if not light:
+            joined.append(group.pop())
+    return [*joined, _join(group)] if group else joined
+
+
+def is_light(frames: FrameBatch) -> bool:
+    """Whether frames are small enough, and alike enough, to be joined."""
+    return not frames.info and not frames.next_obs["images"]
+
+
+def _join(group: list[FrameBatch]) -> FrameBatch:
+    if len(group) == 1:
+        return group[0]
+    first = group[0]
+    sampled: Any = first.sampled
+    rows: Any = None
+    if all(frames.sampled is sampled for frames in group):
+        rows = _join_rows([frames.sampled_rows for frames in group])
+    else:
+        sampled = JoinedSampled(group)
+    columns = {
+        name: np.concatenate([getattr(frames, name) for frames in group]) for name in _COLUMNS
+    }
+    return FrameBatch(
+        sampled=sampled,
+        sampled_rows=rows,
+        next_obs=concatenate([frames.next_obs for frames in group]),
+        info={},
+        **columns,
+    )
+
+
+def _join_rows(rows: list[Any]) -> Any:
+    """Give the rows of one inference one after the other; as a slice where they follow."""
+    follows = all(isinstance(r, slice) for r in rows) and all(
+        one.stop == two.start for one, two in itertools.pairwise(rows)
+    )
+    if follows:
+        return slice(rows[0].start, rows[-1].stop)
+    return np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in rows])
