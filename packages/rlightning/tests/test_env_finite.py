@@ -21,9 +21,9 @@ def check(observation, reward=None):
 def test_one_bad_number_is_found_in_its_row(dtype, bad, order):
     observation = np.ones((2, 3), dtype, order=order)
     observation[1, 2] = bad
-    with pytest.raises(NonFiniteError, match="observation.*row 1.*step 7"):
+    with pytest.raises(NonFiniteError, match=r"observation.*row 1.*step 7"):
         check(observation)
-    with pytest.raises(NonFiniteError, match="reward.*row 1"):
+    with pytest.raises(NonFiniteError, match=r"reward.*row 1"):
         check(np.ones((2, 3), dtype), reward=observation[:, 2])
 
 

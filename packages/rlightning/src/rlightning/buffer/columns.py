@@ -92,7 +92,10 @@ def as_numpy(value: Array) -> np.ndarray[Any, Any]:
     """Return `value` as a numpy array; bfloat16, which numpy lacks, as float32."""
     if isinstance(value, np.ndarray):
         return value
-    value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except (RuntimeError, TypeError):  # it needs a gradient, is elsewhere, or is bfloat16
+        value = value.detach().cpu()
     array: np.ndarray[Any, Any] = (
         value.float() if value.dtype == torch.bfloat16 else value
     ).numpy()
@@ -152,14 +155,8 @@ class Column:
         if self._view is None:
             rows = torch.as_tensor(row) if isinstance(row, np.ndarray) else row
             self.tensor[rows] = torch.as_tensor(value).to(self.tensor)
-        elif isinstance(value, torch.Tensor):
-            if value.requires_grad or not value.is_cpu or value.dtype == torch.bfloat16:
-                value = as_numpy(value)
-            else:
-                value = value.numpy()
-            self._view[row] = value
-        else:
-            self._view[row] = value
+            return
+        self._view[row] = value if type(value) is np.ndarray else as_numpy(value)
 
     def take(self, indices: Indices) -> torch.Tensor:
         """Return the rows at `indices`, copied."""

@@ -521,8 +521,10 @@ def _flags(truncations: Any, count: int) -> Sequence[bool]:
 
 
 def _flatten_env_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[T, N, ...]`` as ``[N*T, ...]``, one environment's steps after the other's."""
-    return tensor.transpose(0, 1).flatten(0, 1).clone(memory_format=torch.contiguous_format)
+    """Return ``[T, N, ...]`` as ``[N*T, ...]``, each environment's steps together; copied."""
+    steps, rows, *rest = tensor.shape
+    by_env = torch.empty((rows, steps, *rest), dtype=tensor.dtype, device=tensor.device)
+    return by_env.copy_(tensor.transpose(0, 1)).flatten(0, 1)
 
 
 def _flat(episode: Any, num_envs: int, *, device: str | None = None) -> dict[Path, torch.Tensor]:

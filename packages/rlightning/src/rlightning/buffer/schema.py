@@ -65,6 +65,7 @@ class RowSchema:
         shape = getattr(meta.action_space, "shape", None)
         self._action_ndim = None if shape is None else len(shape)
         self.leaves: list[Leaf] = []
+        self._plan: list[tuple[Leaf, str, tuple[Any, ...], set[tuple[int, ...]], set[Any]]] = []
         self._count = -1
         self._containers: list[tuple[str, tuple[Any, ...], int]] = []
 
@@ -90,13 +91,13 @@ class RowSchema:
             self._explain(fields)
         out: list[Array] = []
         try:
-            for leaf in self.leaves:
-                value = fields[leaf.path[0]]
-                for key in leaf.keys:
+            for leaf, name, keys, shapes, dtypes in self._plan:
+                value = fields[name]
+                for key in keys:
                     value = value[key]
-                if type(value) is not np.ndarray and type(value) is not torch.Tensor:
-                    value = as_array(leaf.path, value)
-                if value.shape not in leaf.shapes or value.dtype not in leaf.dtypes:
+                if type(value) is not np.ndarray:
+                    value = _array(leaf.path, value)
+                if value.shape not in shapes or value.dtype not in dtypes:
                     value = self._adapt(leaf, value)
                 out.append(value)
             for name, keys, length in self._containers:
@@ -127,6 +128,7 @@ class RowSchema:
                 for path, leaf in leaves(name, value)
             ]
         self.leaves = found
+        self._plan = [(leaf, leaf.path[0], leaf.keys, leaf.shapes, leaf.dtypes) for leaf in found]
         self._count = len(fields)
         self._containers = [
             item for name, value in fields.items() for item in _containers(name, (), value)
@@ -186,6 +188,21 @@ class RowSchema:
                 f"the fields {changed} are not in every row: keep the fields of every row the "
                 "same; what does not apply to a row can hold zeros"
             )
+
+
+def _array(path: Path, value: Any) -> Array:
+    """Return `value` as an array, which is checked and copied faster than a tensor, if it can be.
+
+    Raises:
+        ContractError: it holds something that is not numbers.
+    """
+    if not isinstance(value, torch.Tensor):
+        return as_array(path, value)
+    try:
+        array: Array = value.numpy()
+    except (RuntimeError, TypeError):  # it needs a gradient, is elsewhere, or is bfloat16
+        return value
+    return array
 
 
 def _listed(shapes: set[tuple[int, ...]]) -> str:

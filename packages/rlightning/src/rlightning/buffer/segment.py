@@ -274,10 +274,15 @@ def with_finals(
     """Return `later` ``[T, N, ...]`` with the last observations of ended episodes put in."""
     column = Column(later.shape[0], tuple(later.shape[1:]), later.dtype, device=str(later.device))
     column.tensor.copy_(later)
-    for step, item in finals:
-        mine = (item.envs >= envs.start) & (item.envs < envs.stop)
-        if not mine.any():
-            continue
-        for env, value in zip(item.envs[mine] - envs.start, item.of(path)[mine], strict=True):
-            column[step, int(env)] = value
+    finals = [(step, item) for step, item in finals if len(item.envs)]
+    ended = np.concatenate([item.envs for _, item in finals])
+    steps = np.repeat([step for step, _ in finals], [len(item.envs) for _, item in finals])
+    values = np.concatenate([item.of(path) for _, item in finals])
+    mine = (ended >= envs.start) & (ended < envs.stop)
+    steps, ended, values = steps[mine], ended[mine] - envs.start, values[mine]
+    if column.tensor.is_cpu and column.tensor.dtype != torch.bfloat16:
+        column[steps, ended] = values
+        return column.tensor
+    for step, env, value in zip(steps.tolist(), ended.tolist(), values, strict=True):
+        column[step, env] = value
     return column.tensor
