@@ -1,10 +1,18 @@
 """The shortcut gives what the long way gives, and refuses the same values."""
 
+import random
+from dataclasses import FrozenInstanceError
+
 import numpy as np
 import pytest
 
 from plugrl_protocol.codec import SERVER_LIMITS, decode, encode
-from plugrl_protocol.errors import MalformedMessageError
+from plugrl_protocol.errors import (
+    CodecError,
+    MalformedMessageError,
+    OutOfTurnError,
+    ProtocolError,
+)
 from plugrl_protocol.messages import (
     Action,
     Feedback,
@@ -15,7 +23,7 @@ from plugrl_protocol.messages import (
     parse_feedback,
     parse_infer,
 )
-from plugrl_protocol.shortcuts import Sender, arrays_of, form_of, shorten
+from plugrl_protocol.shortcuts import Reader, arrays_of, make_action, shorten
 
 INFO = {"episode": {"r": np.ones(2)}, "notes": ["a", np.zeros(3), 1], "n": 5, "raw": b"x"}
 
@@ -53,8 +61,11 @@ def action(value=1.0, ids=(4, 7)):
 
 
 def shortcut(message, parse):
-    tree = decode(encode(message.to_wire()))
-    return shorten(parse(tree), arrays_of(tree))
+    wire = message.to_wire()
+    tree = decode(encode(wire))
+    found = shorten(wire["message_type"], parse(tree), arrays_of(tree))
+    assert found.kind == wire["message_type"]
+    return found.build
 
 
 CASES = [(infer, parse_infer), (feedback, parse_feedback), (action, parse_action)]
@@ -109,133 +120,115 @@ def test_info_is_built_anew_each_time():
     assert shortcut(feedback(steps=None), parse_feedback)(arrays[:-1]).steps is None
 
 
-def test_there_is_no_shortcut_where_parsing_converts_or_values_decide():
+def reusing(reuse, sent):
+    wire = infer().to_wire()
+    wire["data"] = observation().rows(slice(0, sent)).to_wire()
+    wire["reuse"] = np.array(reuse)
+    return wire
+
+
+def test_there_is_no_shortcut_where_parsing_converts():
     wire = infer().to_wire()
     wire["data"]["text"] = ["one", "two"]
     tree = decode(encode(wire))
-    assert shorten(parse_infer(tree), arrays_of(tree)) is None
+    arrays = arrays_of(tree)
+    assert shorten("infer", parse_infer(tree), arrays).build(arrays) is None
 
-    wire = infer().to_wire()
-    wire["data"] = observation().rows(slice(0, 1)).to_wire()
-    wire["reuse"] = np.array([True, False])
-    tree = decode(encode(wire))
-    assert shorten(parse_infer(tree), arrays_of(tree)) is None
-
-    assert shorten(make_metadata(), []) is None
+    assert shorten("metadata", make_metadata(), []).build([]) is None
 
 
-# ---------------------------------------------------------------------------------------- sending
+def test_reuse_has_a_shortcut_while_it_names_the_same_rows():
+    tree = decode(encode(reusing([True, False], 1)))
+    build = shorten("infer", parse_infer(tree), arrays_of(tree)).build
+    assert encode(build(arrays_of(tree)).to_wire()) == encode(reusing([True, False], 1))
+
+    for rows in ([False, True], [False, False], [True, True]):
+        assert build(arrays_of(decode(encode(reusing(rows, 1))))) is None
 
 
-def send(sender, message, parse):
-    _, frame = sender.prepare(message, parse)
-    return frame()
+def test_a_made_action_is_frozen_like_any_other():
+    made = make_action(np.array([1]), np.zeros((2, 1, 3)))
+    assert type(made) is Action
+    assert made.to_wire()["data"]["env_ids"] is made.env_ids
+    with pytest.raises(FrozenInstanceError):
+        made.action = None
 
 
-def plain_feedback(value=1.0, **more):
-    return feedback(value, info={}, **more)
+# ---------------------------------------------------------------------------------------- reading
+
+PARSERS = {"infer": parse_infer, "feedback": parse_feedback, "action": parse_action}
 
 
-SENT = [(infer, parse_infer), (plain_feedback, parse_feedback), (action, parse_action)]
+def read_both(frames, kinds=tuple(PARSERS)):
+    """Read frames in a row, and each alone by a reader that knows no form; give both outcomes."""
 
+    def check_turn(kind):
+        if kind not in kinds:
+            raise OutOfTurnError(kind)
 
-@pytest.mark.parametrize(("make", "parse"), SENT)
-def test_a_form_that_was_sent_before_is_filled_with_the_same_bytes(make, parse):
-    sender = Sender(SERVER_LIMITS)
-    for value in (1.0, 2.0, 7.0, 9.0):
-        message = make(value, ids=(int(value), 100))
-        assert send(sender, message, parse) == encode(message.to_wire())
-    assert form_of(make())[0] in sender._known
+    def outcome(reader, frame):
+        try:
+            return encode(reader.read(frame).to_wire())
+        except (CodecError, ProtocolError) as error:
+            return type(error), str(error)
 
-
-def test_arrays_of_every_size_and_layout_are_filled_in():
-    sender = Sender(SERVER_LIMITS)
-    for turn in range(4):
-        image = np.arange(2 * 60 * 60 * 3, dtype=np.uint8).reshape(2, 60, 60, 3) + turn
-        turned = image.transpose(0, 2, 1, 3) if turn % 2 else image
-        seen = make_observation(num_envs=2, images={"c": turned})
-        message = Infer(env_indices=np.array([0, 1]), step_ids=np.array([0, 0]), observation=seen)
-        assert send(sender, message, parse_infer) == encode(message.to_wire())
-
-
-@pytest.mark.parametrize(
-    ("make", "parse", "bad"),
-    [
-        (infer, parse_infer, {"ids": (3, 3)}),
-        (infer, parse_infer, {"step_ids": (0, -1)}),
-        (plain_feedback, parse_feedback, {"rewards": (0.0, np.nan)}),
-        (plain_feedback, parse_feedback, {"steps": (0, 1)}),
-        (plain_feedback, parse_feedback, {"ids": (-1, 1)}),
-    ],
-)
-def test_values_of_a_known_form_are_checked_before_they_are_sent(make, parse, bad):
-    sender = Sender(SERVER_LIMITS)
-    for _ in range(3):
-        send(sender, make(), parse)
-    with pytest.raises(MalformedMessageError):
-        sender.prepare(make(**bad), parse)
-    without = make(steps=None) if make is plain_feedback else make()
-    assert send(sender, without, parse) == encode(without.to_wire())
-
-
-def test_steps_may_be_absent_from_a_known_form():
-    sender = Sender(SERVER_LIMITS)
-    for _ in range(3):
-        message = plain_feedback(steps=None)
-        assert send(sender, message, parse_feedback) == encode(message.to_wire())
-
-
-def test_other_names_dtypes_and_shapes_are_other_forms():
-    sender = Sender(SERVER_LIMITS)
-    for _ in range(3):
-        send(sender, infer(), parse_infer)
-    for states in (
-        {"y": np.ones((2, 3)), "a": np.ones((2, 1), np.float32)},
-        {"z": np.ones((2, 3), np.float32), "a": np.ones((2, 1), np.float32)},
-        {"z": np.ones((2, 4)), "a": np.ones((2, 1), np.float32)},
-        {"a": np.ones((2, 1), np.float32), "z": np.ones((2, 3))},
-    ):
-        seen = make_observation(num_envs=2, states=states, text=["one", "two"])
-        message = Infer(env_indices=np.array([0, 1]), step_ids=np.array([0, 0]), observation=seen)
-        assert send(sender, message, parse_infer) == encode(message.to_wire())
-    with pytest.raises(MalformedMessageError):
-        sender.prepare(infer(step_ids=(0.0, 1.0)), parse_infer)
-
-
-def test_what_has_no_form_goes_the_long_way():
-    assert form_of(feedback()) is None, "info is free"
-    listed = infer()
-    object.__setattr__(listed, "step_ids", [0, 1])
-    assert form_of(listed) is None
-    none = observation().rows(slice(0, 0))
-    reusing = Infer(
-        env_indices=np.array([0]), step_ids=np.array([0]), observation=none, reuse=np.array([True])
+    experienced = Reader(SERVER_LIMITS, PARSERS, check_turn)
+    return (
+        [outcome(experienced, frame) for frame in frames],
+        [outcome(Reader(SERVER_LIMITS, PARSERS, check_turn), frame) for frame in frames],
     )
-    assert form_of(reusing) is None
-    sender = Sender(SERVER_LIMITS)
-    for message, parse in ((feedback(), parse_feedback), (reusing, parse_infer)):
-        for _ in range(3):
-            assert send(sender, message, parse) == encode(message.to_wire())
-    assert not sender._known
-    assert sender.encode({"a": 1}) == encode({"a": 1})
 
 
-def test_forms_do_not_pile_up():
-    sender = Sender(SERVER_LIMITS)
-    for number in range(1, 200):
-        message = action(ids=tuple(range(2)))
-        object.__setattr__(message, "action", np.zeros((number, 2, 1)))
-        for _ in range(2):
-            send(sender, message, parse_action)
-    assert len(sender._known) <= 64
-    assert len(sender._seen) <= 64
+@pytest.mark.parametrize(("make", "parse"), CASES)
+def test_a_reader_gives_the_same_however_much_it_has_seen(make, parse):
+    frames = [encode(make(value).to_wire()) for value in (1.0, 2.0, 3.0, 3.0, 4.0)]
+    experienced, fresh = read_both(frames)
+    assert experienced == fresh == frames
 
 
-def test_a_form_with_too_much_between_its_arrays_is_not_kept():
-    sender = Sender(SERVER_LIMITS)
-    states = {"x" * 100 + str(number): np.zeros((2, 1)) for number in range(200)}
-    seen = make_observation(num_envs=2, states=states)
-    message = Infer(env_indices=np.array([0, 1]), step_ids=np.array([0, 0]), observation=seen)
-    for _ in range(3):
-        assert send(sender, message, parse_infer) == encode(message.to_wire())
-    assert not sender._known
+@pytest.mark.parametrize(("make", "parse"), CASES)
+def test_a_message_out_of_turn_is_refused_before_its_values_are_looked_at(make, parse):
+    good, bad = (encode(make(ids=ids).to_wire()) for ids in ((4, 7), (4, 4)))
+    kinds = ["infer", "feedback", "action"]
+    experienced, fresh = read_both([good, good, good, bad], kinds)
+    assert experienced == fresh
+    assert experienced[-1][0] is MalformedMessageError
+    kinds.clear()
+    experienced, fresh = read_both([good, bad], kinds)
+    assert experienced == fresh
+    assert experienced[-1][0] is OutOfTurnError
+
+
+def test_a_reader_takes_the_long_way_for_other_rows_and_for_converted_text():
+    frames = [encode(reusing(rows, 1)) for rows in ([True, False],) * 3 + ([False, True],) * 2]
+    frames.append(encode(reusing([True, True], 1)))
+    listed = infer().to_wire()
+    listed["data"]["text"] = ["one", "two"]
+    frames += [encode(listed)] * 4
+    experienced, fresh = read_both(frames)
+    assert experienced == fresh
+    assert [type(outcome) is tuple for outcome in fresh] == [False] * 5 + [True] + [False] * 4
+
+
+def mutations(frame, rng):
+    """Yield frames that differ from one in few bytes, never in length."""
+    for _ in range(700):
+        spoiled = bytearray(frame)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(spoiled))
+            spoiled[at] = rng.choice([0, 1, 2, 0x7F, 0x80, 0xC0, 0xFF, spoiled[at] ^ 1])
+        yield bytes(spoiled)
+
+
+@pytest.mark.parametrize(("make", "parse"), CASES)
+def test_mutated_frames_have_the_same_outcome_the_short_way(make, parse):
+    """The proof that a template widens nothing: same message, or same error in the same words."""
+    rng = random.Random(make.__name__)
+    good = [encode(make(value).to_wire()) for value in (1.0, 2.0, 3.0)]
+    frames = []
+    for number, frame in enumerate(mutations(good[0], rng)):
+        frames += [good[number % 3], frame]
+    experienced, fresh = read_both(frames)
+    assert experienced == fresh
+    taken = [outcome for outcome in fresh[1::2] if type(outcome) is bytes]
+    assert 20 < len(taken) < 680

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from plugrl_protocol.codec import CLIENT_LIMITS, Decoder
+from plugrl_protocol.codec import CLIENT_LIMITS
 from plugrl_protocol.errors import (
     CodecError,
     MalformedMessageError,
@@ -28,13 +28,13 @@ from plugrl_protocol.messages import (
     Infer,
     Metadata,
     Observation,
-    message_type,
     parse_action,
     parse_feedback,
     parse_infer,
     parse_metadata,
 )
-from plugrl_protocol.shortcuts import Sender, arrays_of, shorten
+from plugrl_protocol.sending import Sender
+from plugrl_protocol.shortcuts import Reader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -47,6 +47,9 @@ class ClientState(Enum):
     READY = "may send an infer"
     AWAIT_ACTION = "waiting for an action"
     ACTING = "acting; may send a feedback"
+
+    # The hash of Enum is written in Python, and the tables below are read for every frame.
+    __hash__ = object.__hash__
 
 
 _S = ClientState
@@ -75,8 +78,10 @@ class ClientSession:
         self.state = ClientState.AWAIT_METADATA
         self.metadata = Metadata()
         self._sender = Sender(CLIENT_LIMITS)
-        self._decoder = Decoder(CLIENT_LIMITS)
+        parsers = {"metadata": parse_metadata, "action": parse_action}
+        self._reader = Reader(CLIENT_LIMITS, parsers, self._check_turn)
         self._wants_reuse = reuse
+        self._offers_reuse = self._offers_steps = False
         self._asked: list[int] = []
         self._holding: set[int] = set()
         # Per env: the feedback row that the server would reuse. Done rows leave none.
@@ -90,12 +95,12 @@ class ClientSession:
     @property
     def reuses(self) -> bool:
         """Whether observation rows are left out on this connection."""
-        return self._wants_reuse and FEATURE_REUSE in self.metadata.features
+        return self._wants_reuse and self._offers_reuse
 
     @property
     def sends_steps(self) -> bool:
         """Whether the server reads the env steps of each chunk."""
-        return FEATURE_STEPS in self.metadata.features
+        return self._offers_steps
 
     def receive(self, frame: bytes | str) -> Metadata | Action:
         """Take one frame from the server.
@@ -113,40 +118,29 @@ class ClientSession:
         if isinstance(frame, str):
             raise MalformedMessageError(f"the server sent text: {frame[:60]!r}")
         try:
-            template = self._decoder.match(frame)
-            if template is not None and template.memo is not None:
-                return self._take_action(template.memo(template.arrays(frame)))
-            tree = self._decoder.decode(frame)
+            message: Metadata | Action = self._reader.read(frame)
         except CodecError as error:
             raise MalformedMessageError(f"the server sent an undecodable frame: {error}") from error
-        kind = message_type(tree)
-        self._check_turn(kind)
-        if kind == "metadata":
-            self.metadata = parse_metadata(tree)
-            self.state = ClientState.READY
-            return self.metadata
-        action = parse_action(tree)
-        template = self._decoder.match(frame)
-        if template is not None:
-            template.memo = shorten(action, arrays_of(tree))
-        return self._take_action(action)
+        if isinstance(message, Action):
+            indices = message.env_ids.tolist()
+            if indices != self._asked:
+                raise OutOfTurnError(
+                    f"the action is for envs {indices[:8]}, the infer asked for {self._asked[:8]}"
+                )
+            self._holding.update(indices)
+            self.state = TRANSITIONS[self.state, "action"]
+        else:
+            self.metadata = message
+            self._offers_reuse = FEATURE_REUSE in message.features
+            self._offers_steps = FEATURE_STEPS in message.features
+            self.state = TRANSITIONS[self.state, "metadata"]
+        return message
 
     def _check_turn(self, kind: str) -> ClientState:
         target = TRANSITIONS.get((self.state, kind))
         if target is None or kind in _SENT:
             raise OutOfTurnError(f"the server sent {kind[:20]!r} while the client is {self._where}")
         return target
-
-    def _take_action(self, action: Action) -> Action:
-        target = self._check_turn("action")
-        indices = action.env_ids.tolist()
-        if indices != self._asked:
-            raise OutOfTurnError(
-                f"the action is for envs {indices[:8]}, the infer asked for {self._asked[:8]}"
-            )
-        self._holding.update(indices)
-        self.state = target
-        return action
 
     @property
     def _where(self) -> str:
@@ -174,15 +168,16 @@ class ClientSession:
         target = self._may_send("infer")
         if request.reuse is not None:
             raise MisuseError("leave reuse=None: the session decides what to leave out")
-        request, frame_of_it = self._sender.prepare(request, parse_infer)
+        request = self._sender.check(request, parse_infer)
         indices = request.env_indices.tolist()
-        owing = sorted(self._holding.intersection(indices))
-        if owing:
+        if not self._holding.isdisjoint(indices):
+            owing = sorted(self._holding.intersection(indices))
             raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
-        sent = self._leave_out(request, indices) if self.reuses else request
-        frame = frame_of_it() if sent is request else self._sender.encode(sent.to_wire())
-        for index in indices:
-            self._remembered.pop(index, None)
+        sent = self._leave_out(request, indices) if self._remembered else request
+        frame = self._sender.frame() if sent is request else self._sender.encode(sent.to_wire())
+        if self._remembered:
+            for index in indices:
+                self._remembered.pop(index, None)
         self._asked = indices
         self.state = target
         return frame
@@ -219,16 +214,16 @@ class ClientSession:
             MalformedMessageError: a report that the server would refuse.
         """
         target = self._may_send("feedback")
-        if not self.sends_steps and report.steps is not None:
+        if report.steps is not None and not self._offers_steps:
             report = replace(report, steps=None)
-        report, frame_of_it = self._sender.prepare(report, parse_feedback)
+        report = self._sender.check(report, parse_feedback)
         indices = report.env_indices.tolist()
-        idle = [index for index in indices if index not in self._holding]
-        if idle:
+        if not self._holding.issuperset(indices):
+            idle = [index for index in indices if index not in self._holding]
             raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
-        frame = frame_of_it()
+        frame = self._sender.frame()
         self._holding.difference_update(indices)
-        if self.reuses:
+        if self._offers_reuse and self._wants_reuse:
             self._remember(report, indices)
         self.state = target
         return frame

@@ -13,18 +13,13 @@ import re
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as struct_error
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from plugrl_protocol.errors import CodecError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Array: TypeAlias = npt.NDArray[Any]
+from plugrl_protocol.templates import Array, Slot, Template
 
 # An empty array may claim any trailing shape; what it claims must still fit this many bytes.
 _MAX_EMPTY_BYTES: Final = 2**32
@@ -243,7 +238,7 @@ class _Reader:
 
     def __init__(self, frame: bytes, max_nodes: int) -> None:
         self.frame = frame
-        self.slots: list[_Slot] = []
+        self.slots: list[Slot] = []
         self.size = len(frame)
         self.position = 0
         self.nodes_left = max_nodes
@@ -404,44 +399,9 @@ class _Reader:
                 f"an array of shape {_short(shape)} and dtype {dtype.str} takes "
                 f"{_short(count * dtype.itemsize)} bytes, its data has {end - start}"
             )
-        slot = _Slot(start, end, dtype, tuple(shape))
+        slot = Slot(start, end, dtype, tuple(shape))
         self.slots.append(slot)
         return slot.view(self.frame)
-
-
-class _Slot:
-    """Where one array lies in a frame, and what it is."""
-
-    __slots__ = ("dtype", "end", "needs_care", "shape", "start")
-
-    def __init__(self, start: int, end: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.start, self.end, self.dtype, self.shape = start, end, dtype, shape
-        self.needs_care = dtype.kind in "bU" or not dtype.isnative
-
-    def view(self, frame: bytes) -> Array:
-        """Lay a read-only view on the frame."""
-        array: Array = np.ndarray(self.shape, self.dtype, frame, self.start)
-        return self._checked(array, frame) if self.needs_care else array
-
-    def _checked(self, array: Array, frame: bytes) -> Array:
-        """Refuse content that is no boolean or no text; convert big-endian numbers."""
-        if self.dtype.kind == "b":
-            if frame[self.start : self.end].strip(b"\x00\x01"):
-                raise CodecError("a boolean array holds bytes other than 0 and 1")
-        elif self.dtype.kind == "U":
-            _check_text(frame[self.start : self.end], self.dtype)
-        if not self.dtype.isnative:
-            array = array.astype(self.dtype.newbyteorder("="))
-            array.flags.writeable = False
-        return array
-
-
-def _check_text(data: bytes, dtype: np.dtype[Any]) -> None:
-    """Refuse code points that no string can hold: numpy would fail much later."""
-    try:
-        data.decode("utf-32-be" if dtype.str[0] == ">" else "utf-32-le")
-    except UnicodeDecodeError as error:
-        raise CodecError("a text array holds something that is not Unicode") from error
 
 
 def _build_scalar(value: Any, name: Any) -> np.generic:
@@ -465,71 +425,15 @@ def _build_scalar(value: Any, name: Any) -> np.generic:
     return scalar
 
 
-class Template:
-    """The unchanging bytes of a frame, and the arrays between them.
-
-    Frames of one connection look alike: only the data of their arrays differs. A frame whose other
-    bytes equal those of a frame that passed every check needs no second reading.
-
-    Attributes:
-        memo: for whoever decodes: what is known of all frames of this form; None at first.
-    """
-
-    __slots__ = ("_fixed", "_slots", "_tree", "memo")
-
-    def __init__(self, frame: bytes, slots: list[_Slot], tree: Any) -> None:
-        self._slots = slots
-        self.memo: Any = None
-        starts = [0, *(slot.end for slot in slots)]
-        ends = [*(slot.start for slot in slots), len(frame)]
-        self._fixed = [(frame[a:b], a) for a, b in zip(starts, ends, strict=True)]
-        self._tree = tree
-
-    def matches(self, frame: bytes) -> bool:
-        """Tell whether a frame of the same length has the same unchanging bytes."""
-        starts_with = frame.startswith
-        for part, start in self._fixed:  # noqa: SIM110  # all() costs twice as much
-            if not starts_with(part, start):
-                return False
-        return True
-
-    @property
-    def between(self) -> list[bytes]:
-        """The unchanging bytes before, between and behind the arrays."""
-        return [part for part, _ in self._fixed]
-
-    def arrays(self, frame: bytes) -> list[Array]:
-        """Lay the views on a matching frame."""
-        return [slot.view(frame) for slot in self._slots]
-
-    def tree(self, arrays: list[Array]) -> Any:
-        """Build the tree around the arrays of a matching frame."""
-        return _fill(self._tree, iter(arrays))
-
-
-def _fill(tree: Any, arrays: Iterator[Array]) -> Any:
-    """Copy a tree, putting the next array wherever the pattern has one."""
-    if isinstance(tree, dict):
-        return {key: _fill(child, arrays) for key, child in tree.items()}
-    if isinstance(tree, list):
-        return [_fill(child, arrays) for child in tree]
-    return next(arrays) if tree is _Slot else tree
-
-
-def _pattern(value: Any) -> Any:
-    """Replace every array of a tree by a mark."""
-    if isinstance(value, dict):
-        return {key: _pattern(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_pattern(child) for child in value]
-    return _Slot if isinstance(value, np.ndarray) else value
-
-
 class Decoder:
     """Decode the frames of one connection, reading what they have in common only once.
 
     Args:
         limits: what decoding one frame may cost.
+
+    Attributes:
+        templates: by the length of a frame.
+        fitting: the template that the frame decoded last fits; None if there is none.
     """
 
     _MAX_TEMPLATES: Final = 64
@@ -538,7 +442,9 @@ class Decoder:
 
     def __init__(self, limits: Limits = SERVER_LIMITS) -> None:
         self._limits = limits
-        self._templates: dict[int, Template] = {}
+        self.templates: dict[int, Template] = {}
+        self._lengths: set[int] = set()
+        self.fitting: Template | None = None
 
     def decode(self, frame: bytes | bytearray | memoryview) -> Any:
         """Decode one frame.
@@ -556,9 +462,13 @@ class Decoder:
         """
         if not isinstance(frame, bytes):
             frame = bytes(frame)
-        template = self.match(frame)
+        self.fitting = None
+        template = self.templates.get(len(frame))
         if template is not None:
-            return template.tree(template.arrays(frame))
+            arrays = template.read(frame)
+            if arrays is not None:
+                self.fitting = template
+                return template.tree(arrays)
         reader = _Reader(frame, self._limits.max_nodes)
         try:
             value = reader.value(self._limits.max_depth)
@@ -566,18 +476,25 @@ class Decoder:
             raise CodecError(f"the frame ends early, after {len(frame)} bytes") from error
         if reader.position != len(frame):
             raise CodecError(f"{len(frame) - reader.position} bytes follow the message")
-        nodes = self._limits.max_nodes - reader.nodes_left
-        fixed_bytes = len(frame) - sum(slot.end - slot.start for slot in reader.slots)
-        if nodes <= self._MAX_TEMPLATE_NODES and fixed_bytes <= self._MAX_TEMPLATE_BYTES:
-            if len(self._templates) >= self._MAX_TEMPLATES:
-                del self._templates[next(iter(self._templates))]
-            self._templates[len(frame)] = Template(frame, reader.slots, _pattern(value))
+        if isinstance(value, dict):
+            self._keep(frame, value, reader)
         return value
 
-    def match(self, frame: bytes) -> Template | None:
-        """Find the template that a frame fits, if one like it was decoded before."""
-        template = self._templates.get(len(frame))
-        return template if template is not None and template.matches(frame) else None
+    def _keep(self, frame: bytes, value: dict[str, Any], reader: _Reader) -> None:
+        """Make a template of a frame, unless it is the first of its length or costly to keep."""
+        length = len(frame)
+        if length not in self._lengths:
+            if len(self._lengths) >= self._MAX_TEMPLATES:
+                self._lengths.clear()
+            self._lengths.add(length)
+            return
+        nodes = self._limits.max_nodes - reader.nodes_left
+        fixed_bytes = length - sum(slot.end - slot.start for slot in reader.slots)
+        if nodes <= self._MAX_TEMPLATE_NODES and fixed_bytes <= self._MAX_TEMPLATE_BYTES:
+            if len(self.templates) >= self._MAX_TEMPLATES:
+                del self.templates[next(iter(self.templates))]
+            self.fitting = Template(frame, reader.slots, value)
+            self.templates[length] = self.fitting
 
 
 def decode(frame: bytes | bytearray | memoryview, limits: Limits = SERVER_LIMITS) -> Any:

@@ -25,18 +25,19 @@ from plugrl_protocol.messages import Feedback, Infer, Metadata, make_metadata
 from plugrl_protocol.server_session import EnvRecord, ServerSession, SessionConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
 
-    from plugrl_protocol.codec import Array
     from plugrl_protocol.links.base import Library
+    from plugrl_protocol.templates import Array
 
 logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
 _STOP_TIMEOUT_S = 4.0
+# glibc learns from freed blocks of up to 32 MiB.
+_LARGE_BLOCK_BYTES = 31 * 2**20
 
 
 class Application(Protocol):
@@ -113,9 +114,8 @@ class Connection:
         Raises:
             MisuseError: no infer is open, or the array does not fit it.
         """
-        if not self.is_open:
-            return
-        self._link.send(self._session.answer(action, self._loop.time()))
+        if not (self._gone or self._closing):
+            self._link.send(self._session.answer(action, self._loop.time()))
 
     def answer_soon(self, action: Array) -> None:
         """Answer from another thread; a mistake closes the connection with 1011."""
@@ -154,29 +154,31 @@ class _Turns:
     def open(self, link: ServerLink) -> None:
         """Speak first."""
         link.send(self._session.open())
-        self._guard(lambda: self._application.connected(self._connection))
+        try:
+            self._application.connected(self._connection)
+        except ProtocolError as error:
+            self._violated(error)
+        except Exception:  # the border to the application's callbacks
+            logger.exception("%r: the application failed", self._connection)
+            self._connection.close(CLOSE_INTERNAL_ERROR)
 
     def frame(self, data: bytes | str) -> None:
         """See `Receiver.frame`."""
-        self._guard(lambda: self._take(data))
-
-    def _take(self, data: bytes | str) -> None:
-        event = self._session.receive(data)
-        if isinstance(event, Infer):
-            self._application.infer(self._connection, event)
-        else:
-            self._application.feedback(self._connection, event)
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        connection = self._connection
         try:
-            call()
+            event = self._session.receive(data)
+            if isinstance(event, Infer):
+                self._application.infer(self._connection, event)
+            else:
+                self._application.feedback(self._connection, event)
         except ProtocolError as error:
-            logger.warning("%r: %s; closing with resync", connection, error)
-            connection.close(error.close)
+            self._violated(error)
         except Exception:  # the border to the application's callbacks
-            logger.exception("%r: the application failed", connection)
-            connection.close(CLOSE_INTERNAL_ERROR)
+            logger.exception("%r: the application failed", self._connection)
+            self._connection.close(CLOSE_INTERNAL_ERROR)
+
+    def _violated(self, error: ProtocolError) -> None:
+        logger.warning("%r: %s; closing with resync", self._connection, error)
+        self._connection.close(error.close)
 
     def closed(self, close: Close) -> None:
         """See `Receiver.closed`."""
@@ -188,6 +190,16 @@ class _Turns:
             self._application.disconnected(connection, close)
         except Exception:  # the border to the application's callbacks
             logger.exception("%r: the application failed on a disconnect", connection)
+
+
+def _keep_freed_memory() -> None:
+    """Tell the allocator that large blocks come and go, as frames with images do.
+
+    The C library of Linux (glibc) returns freed memory at the end of its heap to the system, unless
+    a larger block was freed before; faulting it in again costs more than copying the frame. The
+    block is never touched, so it takes no memory.
+    """
+    bytes(_LARGE_BLOCK_BYTES)
 
 
 class Endpoint:
@@ -241,6 +253,7 @@ class Endpoint:
         """
         if self._links is not None:
             raise MisuseError("this endpoint is already started")
+        _keep_freed_memory()
         library = choose(self.config.library)
         self._links = await library.listen(self.config.listen, self._accept)
         self.port = self._links.port

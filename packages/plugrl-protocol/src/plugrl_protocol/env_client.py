@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from plugrl_protocol.client_session import ClientSession
 from plugrl_protocol.errors import (
@@ -190,17 +190,13 @@ class EnvClient:
             ServerFailedError: the server broke.
             ProtocolError: the server broke the protocol.
         """
-        self.connect()
-        reply = self._exchange(self._session.infer(request), timeout_s)
-        if not isinstance(reply, Action):
-            raise MalformedMessageError("the server answered an infer with metadata")
-        return reply
-
-    def _exchange(self, frame: bytes, timeout_s: float | None) -> Any:
+        if self._link is None:
+            self.connect()
+        frame = self._session.infer(request)
         link = self._require_link()
         try:
             link.send(frame)
-            return self._session.receive(link.receive(timeout_s))
+            reply = self._session.receive(link.receive(timeout_s))
         except TimeoutError:
             lost = Close(1006, f"no action within {timeout_s:g} s")
             self._drop(CLOSE_FINISHED)
@@ -211,6 +207,9 @@ class EnvClient:
         except ClosedError as error:
             self._drop(CLOSE_FINISHED)
             raise self._as_seen(error) from error
+        if not isinstance(reply, Action):
+            raise MalformedMessageError("the server answered an infer with metadata")
+        return reply
 
     def feedback(self, report: Feedback) -> None:
         """Report finished chunks; nothing is answered and nothing is retried.

@@ -19,7 +19,7 @@ from plugrl_protocol.errors import MalformedMessageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from plugrl_protocol.codec import Array
+    from plugrl_protocol.templates import Array
 
 PROTOCOL_VERSION: Final = 1
 SERVER_NAME: Final = "plugrl-server"

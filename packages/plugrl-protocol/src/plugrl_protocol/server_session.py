@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from plugrl_protocol.codec import SERVER_LIMITS, Decoder, Limits
+from plugrl_protocol.codec import SERVER_LIMITS, Limits
 from plugrl_protocol.errors import (
     CLOSE_FEEDBACK_TIMEOUT,
     Close,
@@ -27,21 +27,20 @@ from plugrl_protocol.messages import (
     ALL_FEATURES,
     FEATURE_REUSE,
     FEATURE_STEPS,
-    Action,
     Feedback,
     Infer,
     Metadata,
     Observation,
     make_metadata,
-    message_type,
     parse_action,
     parse_feedback,
     parse_infer,
 )
-from plugrl_protocol.shortcuts import Sender, arrays_of, shorten
+from plugrl_protocol.sending import Sender
+from plugrl_protocol.shortcuts import Reader, make_action
 
 if TYPE_CHECKING:
-    from plugrl_protocol.codec import Array
+    from plugrl_protocol.templates import Array
 
 
 class ServerState(Enum):
@@ -51,6 +50,9 @@ class ServerState(Enum):
     AWAIT_INFER = "waiting for an infer"
     INFERRING = "owing an action"
     AWAIT_FEEDBACK = "waiting for a feedback"
+
+    # The hash of Enum is written in Python, and the tables below are read for every frame.
+    __hash__ = object.__hash__
 
 
 _S = ServerState
@@ -86,7 +88,7 @@ class _Batch:
 
     observation: Observation
     size_bytes: int
-    rows_live: int
+    rows_live: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +136,10 @@ class ServerSession:
         values["features"] = list(self.config.features)
         self._metadata = Metadata(values=values)
         self._sender = Sender(self.config.limits)
-        self._decoder = Decoder(self.config.limits)
+        parsers = {"infer": parse_infer, "feedback": parse_feedback}
+        self._reader = Reader(self.config.limits, parsers, self._check_turn)
+        self._offers_reuse = FEATURE_REUSE in self.config.features
+        self._offers_steps = FEATURE_STEPS in self.config.features
         self._asked: Infer | None = None
         self._deadline_s: float | None = None
         self._time_left_s: float | None = None
@@ -144,7 +149,9 @@ class ServerSession:
 
     def open(self) -> bytes:
         """Give the metadata frame; called once, before anything is received."""
-        self._advance("metadata")
+        if self.state is not ServerState.OPENING:
+            raise MisuseError(f"cannot send 'metadata': the connection is {self.state.value}")
+        self.state = TRANSITIONS[self.state, "metadata"]
         return self._sender.encode(self._metadata.to_wire())
 
     def answer(self, action: Array, now_s: float) -> bytes:
@@ -162,19 +169,20 @@ class ServerSession:
         """
         if self.state is not ServerState.INFERRING or self._asked is None:
             raise MisuseError(f"cannot answer: the connection is {self.state.value}")
-        reply = Action(env_ids=self._asked.env_indices, action=np.asarray(action))
+        asked = self._asked
+        reply = make_action(asked.env_indices, np.asarray(action))
         try:
-            reply, frame_of_it = self._sender.prepare(reply, parse_action)
-            frame = frame_of_it()
+            reply = self._sender.check(reply, parse_action)
+            frame = self._sender.frame()
         except (MalformedMessageError, CodecError) as error:
             raise MisuseError(f"this action cannot be sent: {error}") from error
         horizon = reply.action.shape[0]
-        step_ids = self._asked.step_ids.tolist()
-        for index, step_id in zip(self._asked.env_indices.tolist(), step_ids, strict=True):
+        step_ids = asked.step_ids.tolist()
+        for index, step_id in zip(asked.env_indices.tolist(), step_ids, strict=True):
             record = self.records[index]
             record.holds_action, record.step_id, record.horizon_steps = True, step_id, horizon
         self._asked = None
-        self._advance("action")
+        self.state = TRANSITIONS[self.state, "action"]
         if self._time_left_s is None:
             self._deadline_s = now_s + self.config.feedback_timeout_s
         else:
@@ -199,30 +207,13 @@ class ServerSession:
         """
         if isinstance(frame, str):
             raise MalformedMessageError("a text frame; messages are binary frames of msgpack")
-        message = self._read(frame)
-        if isinstance(message, Infer):
-            self._check_turn("infer")
-            return self._receive_infer(message)
-        self._check_turn("feedback")
-        return self._receive_feedback(message, len(frame))
-
-    def _read(self, frame: bytes) -> Infer | Feedback:
-        """Decode and parse, by the shortcut if a frame of this form has passed before."""
-        template = self._decoder.match(frame)
         try:
-            if template is not None and template.memo is not None:
-                short: Infer | Feedback = template.memo(template.arrays(frame))
-                return short
-            tree = self._decoder.decode(frame)
+            message: Infer | Feedback = self._reader.read(frame)
         except CodecError as error:
             raise MalformedMessageError(str(error)) from error
-        kind = message_type(tree)
-        self._check_turn(kind)
-        message = parse_infer(tree) if kind == "infer" else parse_feedback(tree)
-        template = self._decoder.match(frame)
-        if template is not None:
-            template.memo = shorten(message, arrays_of(tree))
-        return message
+        if isinstance(message, Infer):
+            return self._receive_infer(message)
+        return self._receive_feedback(message, len(frame))
 
     def _check_turn(self, kind: str) -> None:
         if (self.state, kind) not in TRANSITIONS or kind in _SENT:
@@ -230,60 +221,71 @@ class ServerSession:
 
     def _receive_infer(self, request: Infer) -> Infer:
         indices = request.env_indices.tolist()
+        records = self.records
+        strangers = 0
         for index in indices:
-            record = self.records.get(index)
+            record = records.get(index)
             if record is None:
-                continue
-            if record.holds_action:
+                strangers += 1
+            elif record.holds_action:
                 raise OutOfTurnError(f"infer for env {index}, whose chunk has no feedback yet")
-        if len(self.records) + sum(i not in self.records for i in indices) > self.config.max_envs:
+        if strangers and len(records) + strangers > self.config.max_envs:
             raise MalformedMessageError(f"more than {self.config.max_envs} envs on one connection")
         if request.reuse is not None:
             request = self._complete(request, indices)
         for index in indices:
-            record = self.records.setdefault(index, EnvRecord(index))
-            self._forget(record)
+            record = records.get(index)
+            if record is None:
+                records[index] = EnvRecord(index)
+            elif record._batch is not None:
+                self._forget(record, record._batch)
         self._asked = request
-        self._advance("infer")
+        self.state = TRANSITIONS[self.state, "infer"]
         return request
 
     def _receive_feedback(self, report: Feedback, frame_bytes: int) -> Feedback:
         indices = report.env_indices.tolist()
-        offers_steps = FEATURE_STEPS in self.config.features
-        steps = report.steps.tolist() if offers_steps and report.steps is not None else None
-        for row, index in enumerate(indices):
+        for index in indices:
             record = self.records.get(index)
             if record is None or not record.holds_action:
                 raise OutOfTurnError(f"feedback for env {index}, which holds no action")
-            if steps is not None and steps[row] > record.horizon_steps:
-                raise MalformedMessageError(
-                    f"{steps[row]} steps of env {index}, whose chunk had {record.horizon_steps}"
-                )
-        if not offers_steps and report.steps is not None:
-            report = replace(report, steps=None)
+        if report.steps is not None:
+            if self._offers_steps:
+                self._check_steps(report.steps, indices)
+            else:
+                report = replace(report, steps=None)
         self._note(report, indices, frame_bytes)
         self._deadline_s = None
-        self._advance("feedback")
+        self.state = TRANSITIONS[self.state, "feedback"]
         return report
+
+    def _check_steps(self, steps: Array, indices: list[int]) -> None:
+        for index, taken in zip(indices, steps.tolist(), strict=True):
+            horizon = self.records[index].horizon_steps
+            if taken > horizon:
+                raise MalformedMessageError(
+                    f"{taken} steps of env {index}, whose chunk had {horizon}"
+                )
 
     def _note(self, report: Feedback, indices: list[int], frame_bytes: int) -> None:
         """Write a feedback into the records. A row that is kept keeps its whole frame."""
-        batch = None
-        live = int(np.count_nonzero(~report.done))
-        if live and FEATURE_REUSE in self.config.features:
-            batch = _Batch(report.observation, frame_bytes, live)
-            self._remembered_bytes += frame_bytes
-            if self._remembered_bytes > self.config.max_remembered_mb * 2**20:
-                raise MalformedMessageError(
-                    f"observations held for reuse over {self.config.max_remembered_mb:g} MiB"
-                )
         terminated, truncated = report.terminated.tolist(), report.truncated.tolist()
+        batch = None
+        if self._offers_reuse:
+            batch = _Batch(report.observation, frame_bytes)
         for row, index in enumerate(indices):
             record = self.records[index]
             record.holds_action = False
             record.terminated, record.truncated = terminated[row], truncated[row]
             if batch is not None and not (terminated[row] or truncated[row]):
                 record._batch, record._row = batch, row
+                batch.rows_live += 1
+        if batch is not None and batch.rows_live:
+            self._remembered_bytes += frame_bytes
+            if self._remembered_bytes > self.config.max_remembered_mb * 2**20:
+                raise MalformedMessageError(
+                    f"observations held for reuse over {self.config.max_remembered_mb:g} MiB"
+                )
 
     # -------------------------------------------------------------------------------- time
 
@@ -313,24 +315,16 @@ class ServerSession:
 
     # ------------------------------------------------------------------------------- inside
 
-    def _advance(self, kind: str) -> None:
-        target = TRANSITIONS.get((self.state, kind))
-        if target is None:
-            raise MisuseError(f"cannot send {kind!r}: the connection is {self.state.value}")
-        self.state = target
-
-    def _forget(self, record: EnvRecord) -> None:
+    def _forget(self, record: EnvRecord, batch: _Batch) -> None:
         """Let go of the row that an env could have reused."""
-        batch = record._batch
-        if batch is not None:
-            record._batch = None
-            batch.rows_live -= 1
-            if batch.rows_live == 0:
-                self._remembered_bytes -= batch.size_bytes
+        record._batch = None
+        batch.rows_live -= 1
+        if batch.rows_live == 0:
+            self._remembered_bytes -= batch.size_bytes
 
     def _complete(self, request: Infer, indices: list[int]) -> Infer:
         """Fill in the rows that the client left out."""
-        if FEATURE_REUSE not in self.config.features:
+        if not self._offers_reuse:
             raise MalformedMessageError(f"reuse was sent, but {FEATURE_REUSE!r} is not offered")
         reuse = request.reuse
         if reuse is None or not reuse.any():

@@ -1,18 +1,18 @@
-"""Read and write messages whose form was seen before, looking only at what can have changed.
+"""Read messages whose form was seen before, looking only at what can have changed.
 
-Frames of one connection look alike: same keys, dtypes and shapes, other data (see `Decoder`). Once
-such a frame has passed `parse_infer` and its like, the next one needs its values checked, and no
-more. A shortcut is made from a parsed message and the frame's arrays in order; where parsing had to
-convert something there is none, and the long way is taken each time.
+Once a frame has passed `parse_infer` and its like, the next one of its `Template` needs its values
+checked, and no more. A `Shortcut` is made from a parsed message and the arrays of its frame; where
+parsing had to convert something there is none, and the long way is taken each time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from plugrl_protocol.codec import Decoder, Encoder
+from plugrl_protocol.codec import Decoder
 from plugrl_protocol.messages import (
     Action,
     Feedback,
@@ -22,14 +22,33 @@ from plugrl_protocol.messages import (
     check_rewards,
     check_step_ids,
     check_steps,
+    message_type,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from plugrl_protocol.codec import Array, Limits
+    from plugrl_protocol.codec import Limits
+    from plugrl_protocol.templates import Array
+
+    Build: TypeAlias = Callable[[list[Array]], Any]
 
 _ARRAY_MARK: Final = object()
+
+
+class Shortcut:
+    """How to read further messages of one form.
+
+    Attributes:
+        kind: their ``message_type``.
+        build: makes a message of the arrays of its frame. Raises `MalformedMessageError` for values
+            that break the page; gives None where only the long way can tell.
+    """
+
+    __slots__ = ("build", "kind")
+
+    def __init__(self, kind: str, build: Build) -> None:
+        self.kind, self.build = kind, build
 
 
 class _Places:
@@ -42,17 +61,18 @@ class _Places:
         """Give the place; KeyError when parsing made a new array."""
         return self._places[id(array)]
 
-    def observation(self, seen: Observation) -> Callable[[list[Array]], Observation]:
+    def observation(self, seen: Observation) -> Build:
         images = [(name, self.of(array)) for name, array in seen.images.items()]
         states = [(name, self.of(array)) for name, array in seen.states.items()]
         text = self.of(seen.text)
 
-        def build(arrays: list[Array]) -> Observation:
-            return Observation(
-                images={name: arrays[place] for name, place in images},
-                states={name: arrays[place] for name, place in states},
-                text=arrays[text],
-            )
+        def build(arrays: list[Array]) -> Any:
+            draft: Any = _ObservationDraft()
+            draft.images = {name: arrays[place] for name, place in images}
+            draft.states = {name: arrays[place] for name, place in states}
+            draft.text = arrays[text]
+            draft.__class__ = Observation
+            return draft
 
         return build
 
@@ -83,204 +103,189 @@ def arrays_of(tree: Any) -> list[Array]:
     return []
 
 
-def shorten(message: object, arrays: list[Array]) -> Callable[[list[Array]], Any] | None:
+# A frozen value takes a microsecond to make, because each field passes through object.__setattr__.
+# A draft has the same slots, is filled freely, and then becomes the frozen value.
+
+
+class _ObservationDraft:
+    __slots__ = Observation.__slots__
+
+
+class _InferDraft:
+    __slots__ = Infer.__slots__
+
+
+class _ActionDraft:
+    __slots__ = Action.__slots__
+
+
+class _FeedbackDraft:
+    __slots__ = Feedback.__slots__
+
+
+def shorten(kind: str, message: object, arrays: list[Array]) -> Shortcut:
     """Make the shortcut for messages like this one.
 
     Args:
+        kind: the ``message_type``.
         message: parsed from the frame that ``arrays`` belong to.
         arrays: all arrays of that frame, in its order.
 
     Returns:
-        A function from the arrays of a frame of the same form to its message; it raises
-        `MalformedMessageError` for values that break the page. None where there is no shortcut.
+        A shortcut that always gives None where there is none.
     """
     places = _Places(arrays)
-    try:
+    build: Build = _take_the_long_way
+    with contextlib.suppress(KeyError):
         if isinstance(message, Infer):
-            return _shorten_infer(message, places)
-        if isinstance(message, Feedback):
-            return _shorten_feedback(message, places)
-        if isinstance(message, Action):
-            return _shorten_action(message, places)
-    except KeyError:
-        return None
-    return None
+            build = _shorten_infer(message, places)
+        elif isinstance(message, Feedback):
+            build = _shorten_feedback(message, places)
+        elif isinstance(message, Action):
+            build = _shorten_action(message, places)
+    return Shortcut(kind, build)
 
 
-def _shorten_infer(like: Infer, places: _Places) -> Callable[[list[Array]], Infer] | None:
-    if like.reuse is not None:
-        return None  # the number of rows that are sent depends on its values
+def _take_the_long_way(arrays: list[Array]) -> None:
+    """Give nothing; see `Shortcut.build`."""
+
+
+class Reader:
+    """Decode and parse the frames of one connection.
+
+    Args:
+        limits: what decoding one frame may cost.
+        parsers: ``message_type`` to the function that checks such a message.
+        check_turn: raises where a message of a type is out of turn; knows at least the types that
+            ``parsers`` lacks. Called before the message is looked at.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        parsers: Mapping[str, Callable[[dict[str, Any]], Any]],
+        check_turn: Callable[[str], object],
+    ) -> None:
+        self._decoder = Decoder(limits)
+        self._templates = self._decoder.templates
+        self._parsers = parsers
+        self._check_turn = check_turn
+
+    def read(self, frame: bytes) -> Any:
+        """Read one frame.
+
+        Raises:
+            CodecError: it does not decode.
+            ProtocolError: it is no message of the page, or out of turn.
+        """
+        template = self._templates.get(len(frame))
+        if template is not None and template.memo is not None:
+            arrays = template.read(frame)
+            if arrays is not None:
+                shortcut: Shortcut = template.memo
+                self._check_turn(shortcut.kind)
+                message = shortcut.build(arrays)
+                if message is None:
+                    message = self._parsers[shortcut.kind](template.tree(arrays))
+                return message
+        tree = self._decoder.decode(frame)
+        kind = message_type(tree)
+        self._check_turn(kind)
+        message = self._parsers[kind](tree)
+        template = self._decoder.fitting
+        if template is not None:
+            template.memo = shorten(kind, message, arrays_of(tree))
+        return message
+
+
+class _Values:
+    """Check values that often come again as the very same array: once is enough."""
+
+    __slots__ = ("_check", "_passed", "_where")
+
+    def __init__(self, check: Callable[..., None], *where: str) -> None:
+        self._check, self._where = check, where
+        self._passed: Array | None = None
+
+    def __call__(self, array: Array) -> None:
+        # A pinned array cannot change: it is a read-only view on bytes.
+        if array is not self._passed:
+            self._check(array, *self._where)
+            self._passed = array
+
+
+def _shorten_infer(like: Infer, places: _Places) -> Build:
     at_ids, at_steps = places.of(like.env_indices), places.of(like.step_ids)
+    at_reuse = None if like.reuse is None else places.of(like.reuse)
+    reuse = None if like.reuse is None else like.reuse.tobytes()
     observe = places.observation(like.observation)
+    check_indices = _Values(check_env_indices, "infer.env_indices")
+    check_step = _Values(check_step_ids, "infer.step_ids")
 
-    def build(arrays: list[Array]) -> Infer:
-        env_indices, step_ids = arrays[at_ids], arrays[at_steps]
-        check_env_indices(env_indices, "infer.env_indices")
-        check_step_ids(step_ids, "infer.step_ids")
-        return Infer(env_indices=env_indices, step_ids=step_ids, observation=observe(arrays))
+    def build(arrays: list[Array]) -> Any:
+        draft: Any = _InferDraft()
+        draft.reuse = None
+        if at_reuse is not None:
+            # How many rows are sent depends on its values.
+            if arrays[at_reuse].tobytes() != reuse:
+                return None
+            draft.reuse = arrays[at_reuse]
+        check_indices(arrays[at_ids])
+        check_step(arrays[at_steps])
+        draft.env_indices, draft.step_ids = arrays[at_ids], arrays[at_steps]
+        draft.observation = observe(arrays)
+        draft.__class__ = Infer
+        return draft
 
     return build
 
 
-def _shorten_feedback(like: Feedback, places: _Places) -> Callable[[list[Array]], Feedback]:
+def _shorten_feedback(like: Feedback, places: _Places) -> Build:
     at_ids, at_step_ids = places.of(like.env_indices), places.of(like.step_ids)
     at_rewards = places.of(like.rewards)
     at_terminated, at_truncated = places.of(like.terminated), places.of(like.truncated)
     at_steps = None if like.steps is None else places.of(like.steps)
     observe = places.observation(like.observation)
     info = places.tree(like.info)
+    check_indices = _Values(check_env_indices, "feedback.env_indices")
+    check_step = _Values(check_step_ids, "feedback.step_ids")
+    check_lengths = _Values(check_steps)
 
-    def build(arrays: list[Array]) -> Feedback:
-        env_indices, step_ids, rewards = arrays[at_ids], arrays[at_step_ids], arrays[at_rewards]
-        steps = None if at_steps is None else arrays[at_steps]
-        check_env_indices(env_indices, "feedback.env_indices")
-        check_step_ids(step_ids, "feedback.step_ids")
-        check_rewards(rewards)
-        if steps is not None:
-            check_steps(steps)
-        return Feedback(
-            env_indices=env_indices,
-            step_ids=step_ids,
-            observation=observe(arrays),
-            rewards=rewards,
-            terminated=arrays[at_terminated],
-            truncated=arrays[at_truncated],
-            info=_fill(info, arrays),
-            steps=steps,
-        )
+    def build(arrays: list[Array]) -> Any:
+        draft: Any = _FeedbackDraft()
+        check_indices(arrays[at_ids])
+        draft.steps = None
+        if at_steps is not None:
+            check_lengths(arrays[at_steps])
+            draft.steps = arrays[at_steps]
+        check_step(arrays[at_step_ids])
+        check_rewards(arrays[at_rewards])
+        draft.env_indices, draft.step_ids = arrays[at_ids], arrays[at_step_ids]
+        draft.observation = observe(arrays)
+        draft.rewards = arrays[at_rewards]
+        draft.terminated, draft.truncated = arrays[at_terminated], arrays[at_truncated]
+        draft.info = _fill(info, arrays) if info else {}
+        draft.__class__ = Feedback
+        return draft
 
     return build
 
 
-def _shorten_action(like: Action, places: _Places) -> Callable[[list[Array]], Action]:
+def make_action(env_ids: Array, action: Array) -> Action:
+    """Make an `Action`, faster than by its own constructor."""
+    draft: Any = _ActionDraft()
+    draft.env_ids, draft.action = env_ids, action
+    draft.__class__ = Action
+    made: Action = draft
+    return made
+
+
+def _shorten_action(like: Action, places: _Places) -> Build:
     at_ids, at_action = places.of(like.env_ids), places.of(like.action)
+    check_indices = _Values(check_env_indices, "action.data.env_ids")
 
     def build(arrays: list[Array]) -> Action:
-        check_env_indices(arrays[at_ids], "action.data.env_ids")
-        return Action(env_ids=arrays[at_ids], action=arrays[at_action])
+        check_indices(arrays[at_ids])
+        return make_action(arrays[at_ids], arrays[at_action])
 
     return build
-
-
-# -------------------------------------------------------------------------------------- sending
-
-Form: TypeAlias = "tuple[Any, ...]"
-Sent = TypeVar("Sent", Infer, Feedback, Action)
-_MAX_FORMS: Final = 64
-# Below this size a copy is cheaper than a buffer object.
-_SMALL_BYTES: Final = 4096
-
-
-def form_of(message: Infer | Feedback | Action) -> tuple[Form, list[Array]] | None:
-    """Tell the form of a message that is to be sent, and its arrays in the order of its frame.
-
-    Two messages of one form differ in the data of their arrays and in nothing else.
-
-    Returns:
-        None where there is more to it: ``reuse``, ``info``, or something that is no array.
-    """
-    try:
-        if isinstance(message, Action):
-            arrays: list[Any] = [message.env_ids, message.action]
-            names: Form = ()
-        else:
-            seen = message.observation
-            names = (*seen.images, None, *seen.states)
-            arrays = [*seen.images.values(), *seen.states.values(), seen.text]
-            if isinstance(message, Infer):
-                if message.reuse is not None:
-                    return None
-                arrays += [message.env_indices, message.step_ids]
-            else:
-                if message.info:
-                    return None
-                arrays[:0] = [message.env_indices, message.step_ids]
-                arrays += [message.rewards, message.terminated, message.truncated]
-                if message.steps is not None:
-                    arrays.append(message.steps)
-        return (type(message), names, *[(a.dtype, a.shape) for a in arrays]), arrays
-    except AttributeError:
-        return None
-
-
-def _check_values(message: Infer | Feedback | Action) -> None:
-    """Check what the form of a message does not tell."""
-    if isinstance(message, Action):
-        return  # its env_ids were checked when they came
-    kind = "infer" if isinstance(message, Infer) else "feedback"
-    check_env_indices(message.env_indices, f"{kind}.env_indices")
-    check_step_ids(message.step_ids, f"{kind}.step_ids")
-    if isinstance(message, Feedback):
-        check_rewards(message.rewards)
-        if message.steps is not None:
-            check_steps(message.steps)
-
-
-class Sender:
-    """Check and encode messages; one whose form was sent before is filled into prepared bytes."""
-
-    def __init__(self, limits: Limits) -> None:
-        self._encoder = Encoder(limits)
-        self._limits = limits
-        self._known: dict[Form, list[bytes]] = {}
-        self._seen: set[Form] = set()
-
-    def encode(self, message: dict[str, Any]) -> bytes:
-        """Encode a message as it is; see `Encoder.encode`."""
-        return self._encoder.encode(message)
-
-    def prepare(
-        self, message: Sent, parse: Callable[[dict[str, Any]], Sent]
-    ) -> tuple[Sent, Callable[[], bytes]]:
-        """Check a message before it is sent.
-
-        Args:
-            message: as the caller made it.
-            parse: checks it in full, by its map.
-
-        Returns:
-            The message as the peer will read it, and a function that gives its frame.
-
-        Raises:
-            MalformedMessageError: the peer would refuse it.
-        """
-        found = form_of(message)
-        if found is not None and found[0] in self._known:
-            _check_values(message)
-            return message, lambda: self._fill(*found)
-        wire = message.to_wire()
-        checked = parse(wire)
-        again = form_of(checked)
-        if found is None or again is None or found[0] != again[0]:
-            # Parsing converts, for example integer states.
-            return checked, lambda: self._encoder.encode(checked.to_wire())
-        return checked, lambda: self._encode_form(wire, *found)
-
-    def _encode_form(self, wire: dict[str, Any], form: Form, arrays: list[Array]) -> bytes:
-        """Encode a message; at the second of its form, keep what will not change."""
-        frame = self._encoder.encode(wire)
-        if form not in self._seen:
-            if len(self._seen) >= _MAX_FORMS:
-                self._seen.clear()
-            self._seen.add(form)
-            return frame
-        decoder = Decoder(self._limits)
-        decoder.decode(frame)
-        template = decoder.match(frame)
-        if template is not None and len(template.between) == len(arrays) + 1:
-            if len(self._known) >= _MAX_FORMS:
-                self._known.clear()
-            self._known[form] = template.between
-        return frame
-
-    def _fill(self, form: Form, arrays: list[Array]) -> bytes:
-        """Put a frame of a known form together."""
-        between = self._known[form]
-        parts: list[Any] = [between[0]]
-        for array, part in zip(arrays, between[1:], strict=True):
-            if array.nbytes <= _SMALL_BYTES:
-                parts.append(array.tobytes())
-            else:
-                parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-            parts.append(part)
-        return b"".join(parts)

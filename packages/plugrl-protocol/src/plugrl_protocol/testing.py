@@ -34,8 +34,8 @@ from plugrl_protocol.server_session import ServerSession
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from plugrl_protocol.codec import Array
     from plugrl_protocol.env_client import EnvClient
+    from plugrl_protocol.templates import Array
 
 _START_TIMEOUT_S = 10.0
 

@@ -1,0 +1,220 @@
+"""Check and encode messages, looking only at what can have changed since one of the same form.
+
+The counterpart of `plugrl_protocol.shortcuts`: a message whose arrays have the names, dtypes and
+shapes of an earlier one needs its values checked, and is filled into the bytes that stay the same.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+
+from plugrl_protocol.codec import Decoder, Encoder
+from plugrl_protocol.messages import (
+    Action,
+    Feedback,
+    Infer,
+    check_env_indices,
+    check_rewards,
+    check_step_ids,
+    check_steps,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from plugrl_protocol.codec import Limits
+    from plugrl_protocol.templates import Array
+
+Sent = TypeVar("Sent", Infer, Feedback, Action)
+Names: TypeAlias = "tuple[str | None, ...]"
+Specs: TypeAlias = "list[tuple[type, np.dtype[Any], tuple[int, ...]]]"
+
+_MAX_FORMS: Final = 64
+# Below this size a copy is cheaper than a buffer object.
+_SMALL_BYTES: Final = 4096
+
+_spec: Callable[[Any], Any] = attrgetter("__class__", "dtype", "shape")
+_to_bytes = np.ndarray.tobytes
+
+
+def outline(message: Infer | Feedback | Action) -> tuple[Names, list[Array]] | None:
+    """List the names in a message that is to be sent, and its arrays in the order of its frame.
+
+    Returns:
+        None where there is more to it: ``reuse`` or ``info``.
+    """
+    if isinstance(message, Action):
+        return (), [message.env_ids, message.action]
+    seen = message.observation
+    images, states = seen.images, seen.states
+    names = (*images, None, *states)
+    if isinstance(message, Infer):
+        if message.reuse is not None:
+            return None
+        return names, [
+            *images.values(), *states.values(), seen.text, message.env_indices, message.step_ids
+        ]  # fmt: skip
+    if message.info:
+        return None
+    arrays: list[Array] = [
+        message.env_indices, message.step_ids, *images.values(), *states.values(), seen.text,
+        message.rewards, message.terminated, message.truncated,
+    ]  # fmt: skip
+    if message.steps is not None:
+        arrays.append(message.steps)
+    return names, arrays
+
+
+class Form:
+    """What messages of one form have in common.
+
+    Args:
+        names: as `outline` gives them.
+        specs: class, dtype and shape of each array.
+        between: the bytes before, between and behind the data of the arrays.
+    """
+
+    __slots__ = ("_are_large", "_indices", "_parts", "_steps", "names", "specs")
+
+    def __init__(self, names: Names, specs: Specs, between: tuple[bytes, ...]) -> None:
+        self.names, self.specs = names, specs
+        are_large = [d.itemsize * math.prod(shape) > _SMALL_BYTES for _, d, shape in specs]
+        self._are_large = are_large if any(are_large) else None
+        self._parts: list[Any] = [part for fixed in between for part in (fixed, None)][:-1]
+        # Values that passed before; an empty array never does.
+        self._indices = self._steps = b""
+
+    def check_values(self, message: Infer | Feedback | Action) -> None:
+        """Check what the form does not tell.
+
+        Raises:
+            MalformedMessageError: the peer would refuse the message.
+        """
+        if isinstance(message, Action):
+            return  # its env_ids were checked when they came
+        kind = "infer" if isinstance(message, Infer) else "feedback"
+        indices = message.env_indices.tobytes()
+        if indices != self._indices:
+            check_env_indices(message.env_indices, f"{kind}.env_indices")
+            self._indices = indices
+        if isinstance(message, Feedback):
+            if message.steps is not None:
+                steps = message.steps.tobytes()
+                if steps != self._steps:
+                    check_steps(message.steps)
+                    self._steps = steps
+            check_step_ids(message.step_ids, "feedback.step_ids")
+            check_rewards(message.rewards)
+        else:
+            check_step_ids(message.step_ids, "infer.step_ids")
+
+    def fill(self, arrays: list[Array]) -> bytes:
+        """Put a frame together."""
+        parts = self._parts.copy()
+        if self._are_large is None:
+            parts[1::2] = map(_to_bytes, arrays)
+        else:
+            parts[1::2] = [
+                np.ascontiguousarray(array) if is_large else array.tobytes()
+                for array, is_large in zip(arrays, self._are_large, strict=True)
+            ]
+        return b"".join(parts)
+
+
+class Sender:
+    """Check and encode the messages of one connection: `check` one, then ask for its `frame`.
+
+    Args:
+        limits: what the peer accepts.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._encoder = Encoder(limits)
+        self._limits = limits
+        self._forms: dict[Any, Form] = {}
+        self._seen: set[Any] = set()
+        self._last: dict[type, Form] = {}
+        # Of the message that was checked last.
+        self._form: Form | None = None
+        self._arrays: list[Array] = []
+        self._wire: dict[str, Any] = {}
+        self._key: Any = None
+
+    def encode(self, message: dict[str, Any]) -> bytes:
+        """Encode a message as it is; see `Encoder.encode`."""
+        return self._encoder.encode(message)
+
+    def check(self, message: Sent, parse: Callable[[dict[str, Any]], Sent]) -> Sent:
+        """Check a message before it is sent.
+
+        Args:
+            message: as the caller made it.
+            parse: checks it in full, by its map.
+
+        Returns:
+            The message as the peer will read it.
+
+        Raises:
+            MalformedMessageError: the peer would refuse it.
+        """
+        key: Any = None
+        try:
+            found = outline(message)
+            if found is not None:
+                names, self._arrays = found
+                specs: Specs = list(map(_spec, self._arrays))
+                form = self._last.get(type(message))
+                if form is None or form.specs != specs or form.names != names:
+                    key = (type(message), names, *specs)
+                    form = self._forms.get(key)
+                if form is not None:
+                    self._last[type(message)] = self._form = form
+                    form.check_values(message)
+                    return message
+        except AttributeError:
+            pass  # something that is no array: the long way tells what
+        self._form = None
+        self._wire = message.to_wire()
+        checked = parse(self._wire)
+        # Parsing converts, for example integer states.
+        self._key = key if key == _key(checked) else None
+        if self._key is None:
+            self._wire = checked.to_wire()
+        return checked
+
+    def frame(self) -> bytes:
+        """Encode the message that was checked last."""
+        if self._form is not None:
+            return self._form.fill(self._arrays)
+        frame = self._encoder.encode(self._wire)
+        if self._key is not None:
+            self._keep(frame, self._key)
+        return frame
+
+    def _keep(self, frame: bytes, key: Any) -> None:
+        """Note the form of a frame; at the second of its form, keep what will not change."""
+        if key not in self._seen:
+            if len(self._seen) >= _MAX_FORMS:
+                self._seen.clear()
+            self._seen.add(key)
+            return
+        _, names, *specs = key
+        decoder = Decoder(self._limits)
+        decoder.decode(frame)
+        decoder.decode(frame)
+        template = decoder.fitting
+        plain = all(kind is np.ndarray for kind, _, _ in specs)
+        if plain and template is not None and len(template.between) == len(specs) + 1:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            self._forms[key] = Form(names, specs, template.between)
+
+
+def _key(message: Infer | Feedback | Action) -> Any:
+    """Tell forms apart: messages of one form differ in the data of their arrays alone."""
+    found = outline(message)
+    return None if found is None else (type(message), found[0], *map(_spec, found[1]))
