@@ -210,7 +210,6 @@ def test_a_faulty_environment_process_ends_the_run_in_time_and_leaves_none_behin
             "`env`: unknown key 'num_env'. Did you mean 'num_envs'",
         ),
         ({"train": {"max_epochs": 1, "evl_interval": 1}}, ConfigError, "mean 'eval_interval'"),
-        ({"cluster": {}}, ConfigError, "~cluster"),
     ],
 )
 def test_wrong_names_are_refused_before_anything_is_built(tmp_path, changes, kind, message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from rlightning.cluster import current_cluster, open_cluster
 from rlightning.config import Config, EnvConfig, resolve_extras
 from rlightning.errors import ConfigError
 from rlightning.types import PolicyRole
@@ -29,6 +30,7 @@ __all__ = [
     "build_policy_group",
     "check_config",
     "define_env_instance_cfgs",
+    "open_cluster",
 ]
 
 
@@ -39,11 +41,6 @@ def check_config(config: MainConfig) -> None:
         UnknownNameError: a policy, environment, buffer or engine does not exist.
         ConfigError: a key is declared by nobody, or a combination cannot work.
     """
-    if config.cluster is not None:
-        raise ConfigError(
-            "`cluster:` asks for a distributed run, which this version does not do; leave it out, "
-            "or add ~cluster to the command"
-        )
     _engine_class(config)
     for env in config.env:
         _resolve(env, ENVS.get(env.backend), path="env")
@@ -83,7 +80,9 @@ def build_env_group(
         _resolve(entry, ENVS.get(entry.backend), path="env")
         workers += define_env_instance_cfgs(entry, entry.num_workers)
         per_worker += [function] * entry.num_workers
-    return EnvGroup(workers, per_worker)
+    cluster = current_cluster()
+    make = cluster.make_env if cluster is not None and cluster.config.remote_env else None
+    return EnvGroup(workers, per_worker, make=make)
 
 
 def define_env_instance_cfgs(env_cfg: EnvConfig, num_workers: int = 1) -> list[EnvConfig]:
@@ -110,8 +109,12 @@ def build_policy_group(
     from rlightning.policy import PolicyGroup
 
     del backend, is_colocated
-    if cluster_cfg is not None:
-        raise ConfigError("distributed policies need a cluster, which this version does not do")
+    cluster = current_cluster()
+    if cluster is None and cluster_cfg is not None and cluster_cfg.asks_for_workers:
+        raise ConfigError(
+            "`cluster:` asks for a distributed run, and no cluster is open: start the run with "
+            "launch, or build and run its parts inside `with open_cluster(config):`"
+        )
     kind = _policy_class(policy_cls)
     _resolve(policy_cfg, kind, path="policy")
     if policy_cfg.train_config is not None:
@@ -123,11 +126,21 @@ def build_policy_group(
             refuse_others=False,
         )
     return PolicyGroup(
-        [kind(policy_cfg, PolicyRole.TRAIN)],
-        [kind(policy_cfg, PolicyRole.EVAL)],
+        _policies(kind, policy_cfg, PolicyRole.TRAIN),
+        _policies(kind, policy_cfg, PolicyRole.EVAL),
         policy_cfg,
         weight_buffer=_build_weight_buffer(policy_cfg),
     )
+
+
+def _policies(kind: type[Any], policy_cfg: PolicyConfig, role: PolicyRole) -> list[Any]:
+    """Return the instances of a role: one in this process, or workers of the cluster."""
+    cluster = current_cluster()
+    if cluster is None or not cluster.config.is_remote(role):
+        return [kind(policy_cfg, role)]
+    section = cluster.config
+    count = section.train_worker_num if role is PolicyRole.TRAIN else section.eval_worker_num
+    return [cluster.make_policy(kind, policy_cfg, role, index) for index in range(count)]
 
 
 def _build_weight_buffer(policy_cfg: PolicyConfig) -> Any:
@@ -157,6 +170,9 @@ def build_data_buffer(
     """
     kind = BUFFERS.get(buffer_cls)
     _resolve(buffer_cfg, kind, path="buffer")
+    cluster = current_cluster()
+    if cluster is not None and cluster.config.remote_storage:
+        return cluster.make_buffer(kind, buffer_cfg, seed, stages)  # type: ignore[no-any-return]  # has its surface
     buffer: DataBuffer = kind(buffer_cfg, seed=seed, **stages)
     return buffer
 

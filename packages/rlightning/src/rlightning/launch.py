@@ -94,7 +94,7 @@ def run_main(
     """
     _apply_environment(config)
     load_modules_from_config(config)
-    from rlightning.build import check_config
+    from rlightning.build import check_config, open_cluster
     from rlightning.checkpoint import find_checkpoint
     from rlightning.runtime import open_run
     from rlightning.utils.logger.curve import write_curve
@@ -105,7 +105,7 @@ def run_main(
         resume_from = find_checkpoint(pathlib.Path(resume) if resume else _own_folder(config))
     context = open_run(config, resume_from=resume_from, overwrite=overwrite)
     try:
-        with context.stop:
+        with context.stop, open_cluster(config):
             main_func(config)
         curve = write_curve(context.run_dir)
         if curve is not None:

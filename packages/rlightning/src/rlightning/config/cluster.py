@@ -210,6 +210,11 @@ class ClusterConfig(StrictConfig):
         """Whether TRAIN and EVAL share GPUs: the strategy says so, or leaves it to the user."""
         return {"colocate": True, "disaggregate": False}.get(self.strategy, self.is_colocated)
 
+    @property
+    def asks_for_workers(self) -> bool:
+        """Whether anything is remote."""
+        return any(self.is_remote(role) for role in ROLES)
+
     def is_remote(self, role: str) -> bool:
         """Return whether workers of ``train``, ``eval``, ``env`` or ``buffer`` are remote."""
         flags = {

@@ -63,6 +63,7 @@ class AsyncRLEngine(TrainingEngine):
         self._changed = threading.Condition()
         self._discarded = 0
         super().__init__(config, env_group, policy_group, buffer)
+        policy_group.split_random_stream()
         if self.batch_size > config.buffer.capacity:
             raise ConfigError(
                 f"a batch of {self.batch_size} rows never fills: buffer.capacity is "

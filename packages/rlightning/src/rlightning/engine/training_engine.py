@@ -25,7 +25,7 @@ from rlightning.engine.recording import record_episodes
 from rlightning.errors import CheckpointError, ConfigError, NonFiniteError, StopRequested
 from rlightning.types import BatchedData, EnvRet
 from rlightning.utils.logger import get_logger, get_metrics_logger
-from rlightning.utils.seeding import derive_seed, get_rng_state, set_rng_state
+from rlightning.utils.seeding import derive_seed, get_rng_state
 
 if TYPE_CHECKING:
     import pathlib
@@ -71,10 +71,16 @@ class TrainingEngine(BaseEngine):
         policy_group.init_train(config.train, self._env_metas[0])
         policy_group.init_eval(env_meta=self._env_metas[0])
         policy_group.set_dump_dir(run.run_dir / "nonfinite")
-        self.buffer.init(self._env_metas, env_group.env_ids)
+        self.buffer.init(
+            self._env_metas,
+            env_group.env_ids,
+            train_worker_num=len(policy_group.train_list),
+        )
         self._env_rets: BatchedData[EnvRet] = env_group.first_env_rets
         self._eval_group: EnvGroup | None = None
         self._best_return = -np.inf
+        self.lost_episodes = 0
+        """Episodes that ended because the worker that played them died."""
         policy_group.sync_weights()
         if not policy_group.verify_eval_weight_consistency():
             raise ConfigError(
@@ -177,9 +183,18 @@ class TrainingEngine(BaseEngine):
                 responses = self._act_and_store(ends=False)
                 self._env_rets, _ = self.env_group.step(responses)
                 self.env_steps += self._rows
+                self._count_lost_episodes()
         if self.buffer.needs_bootstrap_response:
             with self._exclusive(), self.policy_group.memory_kept():
                 self._act_and_store(ends=True)
+
+    def _count_lost_episodes(self) -> None:
+        """Take note of workers that died; the buffer leaves out what it has of their episodes."""
+        lost = self.env_group.take_lost_episodes()
+        if lost:
+            self.policy_group.forget_episodes(list(lost))
+            self.lost_episodes += sum(lost.values())
+            self.log({"lost_episodes": self.lost_episodes}, "workers")
 
     def _act_and_store(self, *, ends: bool) -> BatchedData[PolicyResponse]:
         env_rets = self._env_rets
@@ -267,7 +282,7 @@ class TrainingEngine(BaseEngine):
         """
         train, run = self.config.train, self.run_context
         seed = derive_seed(run.seed, "eval", "env")
-        with self._exclusive(), _random_state_kept():
+        with self._exclusive(), self._random_state_kept():
             if self._eval_group is None:
                 self._eval_group = self.env_group.for_evaluation()
                 self._eval_group.init(seed=seed)
@@ -290,7 +305,7 @@ class TrainingEngine(BaseEngine):
         seed = derive_seed(run.seed, "eval", "video")
         group = self.env_group.for_recording("rgb_array")
         try:
-            with self._exclusive(), _random_state_kept():
+            with self._exclusive(), self._random_state_kept():
                 group.init(seed=seed)
                 record_episodes(
                     group,
@@ -323,7 +338,7 @@ class TrainingEngine(BaseEngine):
             )
 
     def _policy_name(self) -> str:
-        kind = type(self.policy_group.train_list[0])
+        kind = self.policy_group.policy_class
         return f"{kind.__module__}:{kind.__qualname__}"
 
     def _training_state(self) -> dict[str, Any]:
@@ -333,7 +348,7 @@ class TrainingEngine(BaseEngine):
             "env": self.env_group.get_state(),
             "memory": self.policy_group.episode_memories(self.env_group.env_ids),
             "rows": [_plain_row(env_ret) for env_ret in self._env_rets.values()],
-            "rng": get_rng_state(),
+            "rng": self._random_state(),
             "epoch": self.epoch,
             "env_steps": self.env_steps,
             "best_return": float(self._best_return),
@@ -376,7 +391,19 @@ class TrainingEngine(BaseEngine):
             rows = [EnvRet(env_id, **row) for env_id, row in zip(ids, state["rows"], strict=True)]
             self._env_rets = BatchedData(ids, rows)
             self.policy_group.load_episode_memories(state.get("memory", []), ids)
-        set_rng_state(state["rng"])
+        self.policy_group.random_stream.is_home_with(state["rng"])
+
+    def _random_state(self) -> dict[str, Any]:
+        self.policy_group.random_stream.take_home()
+        return get_rng_state()
+
+    @contextlib.contextmanager
+    def _random_state_kept(self) -> Iterator[None]:
+        before = self._random_state()
+        try:
+            yield
+        finally:
+            self.policy_group.random_stream.is_home_with(before)
 
 
 def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
@@ -384,15 +411,6 @@ def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
     fields = {name: getattr(env_ret, name) for name in env_ret.fields() if name != "info"}
     finals = {key: env_ret.info[key] for key in ("final_obs", "_final_obs") if key in env_ret.info}
     return {**fields, "info": finals}
-
-
-@contextlib.contextmanager
-def _random_state_kept() -> Iterator[None]:
-    before = get_rng_state()
-    try:
-        yield
-    finally:
-        set_rng_state(before)
 
 
 def _due(epoch: int, interval: int) -> bool:

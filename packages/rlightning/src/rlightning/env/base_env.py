@@ -206,6 +206,21 @@ class BaseEnv(ABC):
         if reset:
             self.timing_raw = {}
 
+    def begin_reset(self, *args: Any, **kwargs: Any) -> None:
+        """Begin what `_reset` returns, where that happens elsewhere."""
+
+    def begin_step(self, policy_resp: PolicyResponse) -> None:
+        """Begin what `_step` returns, where that happens elsewhere."""
+
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        """Return whether `_step` would return at once, waiting at most `timeout_s`."""
+        del timeout_s
+        return True
+
+    def take_lost_episodes(self) -> int:
+        """Return how many episodes were lost since this was last asked, because a worker died."""
+        return 0
+
     def _reset(self, *args: Any, **kwargs: Any) -> EnvRet:
         begin = time.perf_counter()
         env_ret = self.reset(*args, **self._reset_kwargs(kwargs))
@@ -262,7 +277,7 @@ class BaseEnv(ABC):
             _array(reward),
             _array(env_ret.last_terminated),
             _array(env_ret.last_truncated),
-            env_ret.info,
+            info,
         )
         if finished is None:
             return

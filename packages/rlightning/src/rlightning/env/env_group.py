@@ -22,8 +22,12 @@ if TYPE_CHECKING:
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
     PreprocessFn = Callable[[PolicyResponse], Any]
+    MakeEnv = Callable[[EnvConfig, PreprocessFn, int, str], Any]
 
 __all__ = ["EnvGroup"]
+
+_LOOK_EVERY_S = 0.002
+"""How often steps that others make are looked for, where several are under way."""
 
 
 class EnvGroup:
@@ -32,6 +36,8 @@ class EnvGroup:
     Args:
         env_cfg_list: one section per worker; the position is the worker's index.
         preprocess_fn: from a policy's response to an action: one for all workers, or one each.
+        make: makes a worker from its section, its function, its index and its purpose, ``"train"``
+            or ``"eval"``; by default one that lives in this process.
 
     Attributes:
         env_list: the workers.
@@ -46,7 +52,12 @@ class EnvGroup:
         self,
         env_cfg_list: Sequence[EnvConfig],
         preprocess_fn: PreprocessFn | Sequence[PreprocessFn] = default_env_preprocess_fn,
+        *,
+        make: MakeEnv | None = None,
+        purpose: str = "train",
     ) -> None:
+        self._maker = make
+        self._make: MakeEnv = make or self._build_here
         self._configs = list(env_cfg_list)
         if not self._configs:
             raise ConfigError("there is no environment section; give at least one")
@@ -54,7 +65,9 @@ class EnvGroup:
         self.env_list: list[BaseEnv] = []
         try:
             for index, config in enumerate(self._configs):
-                self.env_list.append(self.build_env(config, self._preprocess_fns[index], index))
+                self.env_list.append(
+                    self._make(config, self._preprocess_fns[index], index, purpose)
+                )
         except BaseException:
             self.close()
             raise
@@ -64,7 +77,7 @@ class EnvGroup:
         self.step_counter: EnvStepCounter | None = None
         self.throughput = ThroughputTracker()
         self._reset_kwargs: dict[str, Any] = {}
-        self._pending: list[tuple[str, EnvRet, bool]] = []
+        self._pending: list[tuple[BaseEnv, PolicyResponse]] = []
         self._first_env_rets: BatchedData[EnvRet] | None = None
 
     @classmethod
@@ -81,6 +94,13 @@ class EnvGroup:
         """
         kind = ENVS.get(env_cfg.backend)
         env: BaseEnv = kind(env_cfg, worker_index=worker_index or 0, preprocess_fn=preprocess_fn)
+        return env
+
+    def _build_here(
+        self, env_cfg: EnvConfig, preprocess_fn: PreprocessFn, worker_index: int, purpose: str
+    ) -> BaseEnv:
+        env = self.build_env(env_cfg, preprocess_fn, worker_index)
+        env.purpose = purpose  # type: ignore[assignment]  # one of the two
         return env
 
     def __len__(self) -> int:
@@ -164,6 +184,8 @@ class EnvGroup:
         """
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         self._reset_kwargs = {name: kwargs[name] for name in kwargs if name != "seed"}
+        for env in self.env_list:
+            env.begin_reset(*args, **kwargs)
         env_rets = [env._reset(*args, **kwargs) for env in self.env_list]  # its framework
         if self.step_counter is not None:
             self.step_counter.reset_all()
@@ -185,21 +207,41 @@ class EnvGroup:
             KeyError: the batch names an unknown worker; nothing was stepped.
         """
         begin_s = time.perf_counter()
-        envs = [self[env_id] for env_id in batched_policy_resp.ids()]
-        stepped = [
-            self._step_one(env, response)
-            for env, response in zip(envs, batched_policy_resp.values(), strict=True)
-        ]
-        self.throughput.record(sum(env.num_envs for env in envs), begin_s=begin_s)
-        env_rets = BatchedData(batched_policy_resp.ids(), [env_ret for env_ret, _ in stepped])
-        if self.step_counter is None:
-            return env_rets, None
-        return env_rets, [limit_reached for _, limit_reached in stepped]
+        ids = batched_policy_resp.ids()
+        envs = [self[env_id] for env_id in ids]
+        rows, counter = 0, self.step_counter
+        if self._maker is not None:
+            for env, response in zip(envs, batched_policy_resp.values(), strict=True):
+                self._begin_one(env, response)
+        env_rets: list[EnvRet] = []
+        limits: list[bool] = []
+        for env, response in zip(envs, batched_policy_resp.values(), strict=True):
+            if counter is None:
+                env_rets.append(env._step(response))  # the group is its framework
+            else:
+                env_ret, limit_reached = self._step_counted(counter, env, response)
+                env_rets.append(env_ret)
+                limits.append(limit_reached)
+            rows += env.num_envs
+        self.throughput.record(rows, begin_s=begin_s)
+        return BatchedData(ids, env_rets), None if counter is None else limits
+
+    def _begin_one(self, env: BaseEnv, response: PolicyResponse) -> None:
+        """Begin a step that is made elsewhere, so that several are made side by side."""
+        counter = self.step_counter
+        if counter is not None and counter.is_reached_max_steps(env.env_id):
+            env.begin_reset(**self._reset_kwargs)
+        else:
+            env.begin_step(response)
 
     def _step_one(self, env: BaseEnv, response: PolicyResponse) -> tuple[EnvRet, bool]:
-        counter = self.step_counter
-        if counter is None:
+        if self.step_counter is None:
             return env._step(response), False  # the group is its framework
+        return self._step_counted(self.step_counter, env, response)
+
+    def _step_counted(
+        self, counter: EnvStepCounter, env: BaseEnv, response: PolicyResponse
+    ) -> tuple[EnvRet, bool]:
         if counter.is_reached_max_steps(env.env_id):
             counter.reset(env.env_id)
             return env._reset(**self._reset_kwargs), False
@@ -214,12 +256,10 @@ class EnvGroup:
         Raises:
             KeyError: the batch names an unknown worker.
         """
-        env_rets, limits = self.step(batched_policy_resp)
-        reached = [False] * len(env_rets) if limits is None else limits
-        self._pending += [
-            (env_id, env_ret, flag)
-            for (env_id, env_ret), flag in zip(env_rets, reached, strict=True)
-        ]
+        begun = [(self[env_id], response) for env_id, response in batched_policy_resp]
+        for env, response in begun:
+            self._begin_one(env, response)
+        self._pending += begun
 
     def collect_async(
         self,
@@ -237,10 +277,23 @@ class EnvGroup:
         """
         if timeout is not None and timeout <= 0:
             raise ValueError(f"timeout is {timeout} s; expected a positive number, or None")
-        del wait_all  # workers in this process have always finished
-        pending, self._pending = self._pending, []
-        env_rets = BatchedData([item[0] for item in pending], [item[1] for item in pending])
-        return env_rets, [item[2] for item in pending]
+        begin_s = time.perf_counter()
+        ready = self._pending if wait_all else self._wait_for_some(timeout)
+        self._pending = [item for item in self._pending if item not in ready]
+        stepped = [self._step_one(env, response) for env, response in ready]
+        self.throughput.record(sum(env.num_envs for env, _ in ready), begin_s=begin_s)
+        env_rets = BatchedData([env.env_id for env, _ in ready], [item for item, _ in stepped])
+        return env_rets, [limit_reached for _, limit_reached in stepped]
+
+    def _wait_for_some(self, timeout_s: float | None) -> list[tuple[BaseEnv, PolicyResponse]]:
+        """Return the steps that have finished, at least one unless `timeout_s` passes."""
+        deadline_s = None if timeout_s is None else time.perf_counter() + timeout_s
+        while self._pending:
+            ready = [item for item in self._pending if item[0].is_ready()]
+            if ready or (deadline_s is not None and time.perf_counter() >= deadline_s):
+                return ready
+            self._pending[0][0].is_ready(_LOOK_EVERY_S)
+        return []
 
     @contextlib.contextmanager
     def auto_reset(self, max_episode_steps: int | None = None) -> Iterator[EnvGroup]:
@@ -270,6 +323,16 @@ class EnvGroup:
             yield self
         finally:
             self.step_counter = before
+
+    def take_lost_episodes(self) -> dict[str, int]:
+        """Return how many episodes each worker lost by dying since this was last asked.
+
+        A worker that died goes on with new episodes; what it returned last starts them.
+        """
+        if self._maker is None:
+            return {}  # workers in this process do not die alone
+        lost = {env.env_id: env.take_lost_episodes() for env in self.env_list}
+        return {env_id: count for env_id, count in lost.items() if count}
 
     def get_stats(self) -> dict[str, float]:
         """Return environment steps per second, over all rows."""
@@ -305,9 +368,7 @@ class EnvGroup:
     def for_evaluation(self) -> EnvGroup:
         """Return new workers with the settings of ``evaluate_cfg``, whose seeds are never ours."""
         configs = [_evaluation_config(config) for config in self._configs]
-        group = EnvGroup(configs, self._preprocess_fns)
-        for env in group.env_list:
-            env.purpose = "eval"
+        group = EnvGroup(configs, self._preprocess_fns, make=self._maker, purpose="eval")
         group.apply_evaluate_cfg()
         return group
 
@@ -323,8 +384,7 @@ class EnvGroup:
         for key, value in (("vectorization", "sync"), ("keep_frames", render_mode == "rgb_array")):
             if key in config:
                 setattr(config, key, value)
-        group = EnvGroup([config], self._preprocess_fns[:1])
-        group.env_list[0].purpose = "eval"
+        group = EnvGroup([config], self._preprocess_fns[:1], purpose="eval")
         group.apply_evaluate_cfg()
         return group
 

@@ -21,6 +21,7 @@ from rlightning.config import Config
 from rlightning.errors import CheckpointError, ContractError
 from rlightning.policy.finite_guard import FiniteGuard
 from rlightning.policy.inference import InferenceModeAwaitable
+from rlightning.policy.over_ranks import check_same_weights, least_over_ranks
 from rlightning.policy.state import (
     EXTRA_STATE,
     find_modules,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from rlightning.types import EnvMeta
 
 __all__ = ["BasePolicy", "PolicyRole", "set_nested_attr"]
+
+_FIRST_UPDATES = 3
+_CHECK_EVERY = 20
+"""After which updates ranks compare their weights: each of the first ones, then one in so many."""
 
 
 class BasePolicy(nn.Module, ABC):
@@ -66,6 +71,11 @@ class BasePolicy(nn.Module, ABC):
     """Whether `rollout_step` takes the rows of all environment workers joined in one `EnvRet`,
     always with a leading row axis. Otherwise it is called once per worker."""
 
+    uneven_batches: ClassVar[bool] = False
+    """Whether `train` takes the same number of gradient steps on every rank of a data-parallel
+    learner though their batches have different numbers of rows. Otherwise all get as many rows as
+    the smallest has."""
+
     class Extras(Config):
         """Further keys of the ``policy`` section that this class reads, with their defaults."""
 
@@ -87,6 +97,9 @@ class BasePolicy(nn.Module, ABC):
         self.weights_version = -1
         self.timing_raw: dict[str, dict[str, float]] = {}
         self._logged: dict[str, list[float]] = {}
+        self._dropped_rows = 0
+        self._some_rank_is_idle = False
+        self._updates = 0
         self._guard: FiniteGuard | None = None
         self._weights_lock = threading.Lock()
 
@@ -278,12 +291,24 @@ class BasePolicy(nn.Module, ABC):
     # ---- learning ------------------------------------------------------------------------------
 
     def _update_dataset(self, data: Any) -> None:
+        data = self._agree_on_rows(data)
         if self._guard is not None:
             self._guard.watch(data)
         self.update_dataset(data)
 
+    def _agree_on_rows(self, data: Any) -> Any:
+        """Return the batch, cut to what every rank has unless `train` copes with more."""
+        if self.process_group is None or not hasattr(data, "batch_size"):
+            return data
+        least = least_over_ranks(len(data), self.process_group)
+        self._some_rank_is_idle = least == 0
+        self._dropped_rows = 0 if self.uneven_batches else len(data) - least
+        return data[:least] if self._dropped_rows else data
+
     def _train(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self._logged.clear()
+        if self._some_rank_is_idle:
+            return {"skipped_updates": 1.0}
         result = self.train(*args, **kwargs)
         if result is not None and not isinstance(result, dict):
             raise ContractError(
@@ -292,6 +317,11 @@ class BasePolicy(nn.Module, ABC):
             )
         if self._guard is not None:
             self._guard.check_parameters()
+        if self._updates < _FIRST_UPDATES or self._updates % _CHECK_EVERY == 0:
+            check_same_weights(self, self.process_group)
+        self._updates += 1
+        if self._dropped_rows:
+            self.log_metric("dropped_rows", self._dropped_rows)
         logged = {key: sum(values) / len(values) for key, values in self._logged.items()}
         return logged | (result or {})
 
@@ -301,6 +331,11 @@ class BasePolicy(nn.Module, ABC):
         For prioritised replay: the batch's ``index``, and a non-negative number per row.
         """
         return None
+
+    def set_dump_dir(self, path: pathlib.Path) -> None:
+        """Say where to save what is found not to be finite."""
+        if self._guard is not None:
+            self._guard.dump_dir = path
 
     def log_metric(self, key: str, value: float) -> None:
         """Report a metric from inside `train`; several values of one epoch are averaged."""

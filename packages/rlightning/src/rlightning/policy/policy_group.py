@@ -6,13 +6,17 @@ gathers what a checkpoint needs. It knows nothing about environments or buffers.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import weakref
 from typing import TYPE_CHECKING, Any
 
-from rlightning.errors import ContractError
-from rlightning.policy.joining import join_rows, split_rows
+from rlightning.errors import ContractError, WorkerLostError
+from rlightning.policy.answering import Answerer
+from rlightning.policy.joining import rows_of
+from rlightning.policy.policy_proxy import PolicyProxy
+from rlightning.policy.random_stream import RandomStream
+from rlightning.policy.router import build_router
+from rlightning.runtime.base import Done, Future
+from rlightning.runtime.group import gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse, PolicyRole
 
 if TYPE_CHECKING:
@@ -53,7 +57,15 @@ class PolicyGroup:
         self.weight_buffer = weight_buffer
         self.version = -1
         """The version of the newest weights that were sent."""
-        self._runner: asyncio.Runner | None = None
+        self.random_stream = RandomStream()
+        """The random numbers that the policies draw."""
+        self._answerers = [
+            policy if isinstance(policy, PolicyProxy) else Answerer(policy)
+            for policy in eval_policy_list
+        ]
+        self.lost_eval_workers = 0
+        """How many EVAL workers died and were started again."""
+        self._router = build_router(config.router_type, self._nodes(), sticky=True)
 
     @property
     def train_list(self) -> list[BasePolicy]:
@@ -61,11 +73,25 @@ class PolicyGroup:
         return self.policy_list[PolicyRole.TRAIN]
 
     @property
+    def policy_class(self) -> type[Any]:
+        """The class of the instances."""
+        policy = (self.train_list or self.eval_list)[0]
+        return policy.policy_class if isinstance(policy, PolicyProxy) else type(policy)
+
+    @property
     def eval_list(self) -> list[BasePolicy]:
         """The EVAL instances."""
         return self.policy_list[PolicyRole.EVAL]
 
     # ---- initialisation ------------------------------------------------------------------------
+
+    def split_random_stream(self) -> None:
+        """Let instances that live elsewhere draw random numbers of their own: several act at once.
+
+        Otherwise they share the one stream of this process, and a run gives the same numbers
+        wherever they live.
+        """
+        self.random_stream.split([*self.train_list, *self.eval_list])
 
     def init(
         self,
@@ -79,12 +105,14 @@ class PolicyGroup:
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build the networks and optimizers of the TRAIN instances."""
-        for policy in self.train_list:
-            policy.init_train(train_config, env_meta=env_meta)
+        if len(self.train_list) > 1 or len(self.eval_list) > 1:
+            self.split_random_stream()
+        self._each_train("init_train", [(train_config, env_meta)] * len(self.train_list))
 
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
         """Build the networks of the EVAL instances."""
         for policy in self.eval_list:
+            self.random_stream.hand_to(policy)
             policy.init_eval(eval_config, env_meta=env_meta)
 
     # ---- acting --------------------------------------------------------------------------------
@@ -98,34 +126,64 @@ class PolicyGroup:
             batched_env_ret: what the environments returned.
             deterministic: whether policies should act without exploration (evaluation).
         """
-        policy = self.eval_list[0]
-        if policy.deterministic == deterministic:
-            return self._answer(policy, batched_env_ret)
-        policy.deterministic = deterministic
-        try:
-            return self._answer(policy, batched_env_ret)
-        finally:
-            policy.deterministic = not deterministic
-
-    def _answer(
-        self, policy: BasePolicy, batched_env_ret: BatchedData[EnvRet]
-    ) -> BatchedData[PolicyResponse]:
         env_rets = batched_env_ret.values()
-        if policy.batched_rollout:
-            response = policy._rollout(join_rows(env_rets))
-            responses = split_rows(response, env_rets)
-        elif policy.rollout_mode == "async":
-            responses = self._event_loop().run(_gather(policy, env_rets))
-        else:
-            responses = [policy._rollout(env_ret) for env_ret in env_rets]
+        parts = self._parts(env_rets)
+        begun = [
+            self._begin_answer(index, [env_rets[row] for row in rows], deterministic)
+            for index, rows in parts
+        ]
+        responses: list[Any] = [None] * len(env_rets)
+        for (index, rows), future in zip(parts, begun, strict=True):
+            part = [env_rets[row] for row in rows]
+            answers = self._answers(index, part, deterministic, future)
+            for row, answer in zip(rows, answers, strict=True):
+                responses[row] = answer
         return BatchedData(batched_env_ret.ids(), responses)
 
-    def _event_loop(self) -> asyncio.Runner:
-        """Return the one loop that coroutine policies run in, so that locks outlive a step."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-            weakref.finalize(self, self._runner.close)
-        return self._runner
+    def _parts(self, env_rets: Sequence[EnvRet]) -> list[tuple[int, list[int]]]:
+        """Return which EVAL instance answers which of `env_rets`."""
+        if len(self.eval_list) == 1:
+            return [(0, list(range(len(env_rets))))]
+        owners = self._router.assign({item.env_id: rows_of(item) or 1 for item in env_rets})
+        parts: dict[int, list[int]] = {}
+        for position, item in enumerate(env_rets):
+            parts.setdefault(owners[item.env_id], []).append(position)
+        return list(parts.items())
+
+    def _nodes(self) -> list[str | None]:
+        policies = self.eval_list
+        return [item.node if isinstance(item, PolicyProxy) else None for item in policies]
+
+    def _begin_answer(
+        self,
+        index: int,
+        env_rets: list[EnvRet],
+        deterministic: bool,  # noqa: FBT001  # as `Answerer`
+    ) -> Future:
+        answerer = self._answerers[index]
+        self.random_stream.hand_to(answerer)
+        if isinstance(answerer, PolicyProxy):
+            return answerer.begin_answer(env_rets, deterministic=deterministic)
+        return Done(answerer.answer(env_rets, deterministic=deterministic))
+
+    def _answers(
+        self,
+        index: int,
+        env_rets: list[EnvRet],
+        deterministic: bool,  # noqa: FBT001  # as `Answerer`
+        future: Future,
+    ) -> list[PolicyResponse]:
+        """Return the answers that were begun; of a worker that dies, after its restart."""
+        while True:
+            try:
+                answers: list[PolicyResponse] = future.result()
+            except WorkerLostError as error:
+                policy: Any = self.eval_list[index]
+                policy.restore(error)
+                self.lost_eval_workers += 1
+                future = self._begin_answer(index, env_rets, deterministic)
+            else:
+                return answers
 
     def postprocess(
         self,
@@ -133,12 +191,18 @@ class PolicyGroup:
         batched_policy_resp: BatchedData[PolicyResponse],
     ) -> BatchedData[PolicyResponse]:
         """Run the policy's `postprocess` on each pair; what returns nothing passes unchanged."""
-        policy = self.eval_list[0]
-        pairs = zip(batched_env_ret.values(), batched_policy_resp.values(), strict=True)
-        return BatchedData(
-            batched_policy_resp.ids(),
-            [policy._postprocess(env_ret, response) for env_ret, response in pairs],
-        )
+        ids = batched_policy_resp.ids()
+        env_rets, responses = batched_env_ret.values(), batched_policy_resp.values()
+        processed: list[Any] = [None] * len(ids)
+        for index, rows in self._parts(env_rets):
+            policy: Any = self.eval_list[index]
+            self.random_stream.hand_to(policy)
+            results = _postprocess(
+                policy, [env_rets[row] for row in rows], [responses[row] for row in rows]
+            )
+            for row, result in zip(rows, results, strict=True):
+                processed[row] = result
+        return BatchedData(ids, processed)
 
     @contextlib.contextmanager
     def memory_kept(self, *, empty: bool = False) -> Iterator[None]:
@@ -156,10 +220,13 @@ class PolicyGroup:
             for policy, memory in zip(self.eval_list, before, strict=True):
                 policy.load_episode_memory(memory)
 
-    def forget_episodes(self) -> None:
-        """Say that every environment starts a new episode, whatever its flags say."""
+    def forget_episodes(self, env_ids: Sequence[str] | None = None) -> None:
+        """Say that environments start a new episode, whatever their flags say; by default all."""
         for policy in self.eval_list:
-            policy.load_episode_memory({})
+            memory = {} if env_ids is None else policy.episode_memory()
+            for env_id in env_ids or ():
+                memory.pop(env_id, None)
+            policy.load_episode_memory(memory)
 
     def episode_memories(self, env_ids: Sequence[str]) -> list[list[Any]]:
         """Return what each EVAL instance remembers of these environments, None where nothing."""
@@ -184,17 +251,31 @@ class PolicyGroup:
             raise ContractError(
                 f"{len(sample_data)} batches for {len(self.train_list)} train workers"
             )
-        for policy, data in zip(self.train_list, sample_data, strict=True):
-            policy._update_dataset(data)
+        self._each_train("_update_dataset", [(data,) for data in sample_data])
 
     def train(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Update every TRAIN instance; return the metrics, averaged over instances."""
-        results = [policy._train(*args, **kwargs) for policy in self.train_list]
+        results: list[dict[str, Any]] = self._each_train(
+            "_train", [args] * len(self.train_list), **kwargs
+        )
         if len(results) == 1:
             return results[0]
         return {
             key: sum(float(result[key]) for result in results) / len(results) for key in results[0]
         }
+
+    def _each_train(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], **kwargs: Any
+    ) -> list[Any]:
+        """Call a method of every TRAIN instance, those that live elsewhere side by side."""
+        begun: list[Future] = []
+        for policy, args in zip(self.train_list, arguments, strict=True):
+            self.random_stream.hand_to(policy)
+            if isinstance(policy, PolicyProxy):
+                begun.append(policy.begin(method, *args, **kwargs))
+            else:
+                begun.append(Done(getattr(policy, method)(*args, **kwargs)))
+        return gather(begun)
 
     def priorities(self) -> list[tuple[Any, Any]]:
         """Return what each TRAIN instance says of the rows it learned from; see `BasePolicy`."""
@@ -215,9 +296,20 @@ class PolicyGroup:
             version, payload = self.weight_buffer.get()
         else:
             version, payload = self.version, self.train_list[0].export_weights()
+        begun: list[tuple[Any, Future]] = []
         for policy in self.eval_list:
-            if policy.weights_version < version:
+            if policy.weights_version >= version:
+                continue
+            if isinstance(policy, PolicyProxy):
+                begun.append((policy, policy.begin_import(version, payload)))
+            else:
                 policy.import_weights(version, payload)
+        for policy, future in begun:
+            try:
+                future.result()
+            except WorkerLostError as error:
+                policy.restore(error)  # the new worker starts with these weights
+                self.lost_eval_workers += 1
 
     def sync_weights(self) -> None:
         """Publish the newest weights; on return every EVAL instance acts with them."""
@@ -266,11 +358,16 @@ class PolicyGroup:
             if policy.is_initialized():
                 policy.import_weights(0, weights)
 
+    def close(self) -> None:
+        """End the instances that live elsewhere."""
+        for policy in (*self.train_list, *self.eval_list):
+            if isinstance(policy, PolicyProxy):
+                policy.close()
+
     def set_dump_dir(self, path: pathlib.Path) -> None:
         """Say where a TRAIN instance saves what it found not to be finite."""
         for policy in self.train_list:
-            if policy._guard is not None:
-                policy._guard.dump_dir = path
+            policy.set_dump_dir(path)
 
     def print_timing_summary(self, *, reset: bool = False) -> dict[str, dict[str, float]]:
         """Return the timings the policies recorded, by name; optionally forget them."""
@@ -282,12 +379,9 @@ class PolicyGroup:
         return merged
 
 
-async def _gather(policy: BasePolicy, env_rets: Sequence[EnvRet]) -> list[PolicyResponse]:
-    tasks = [asyncio.create_task(policy._rollout_async(env_ret)) for env_ret in env_rets]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:  # the loop lives on, and with it what is not ended here
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+def _postprocess(
+    policy: Any, env_rets: list[EnvRet], responses: list[PolicyResponse]
+) -> list[PolicyResponse]:
+    if isinstance(policy, PolicyProxy):
+        return policy.postprocess_each(env_rets, responses)
+    return [policy._postprocess(*pair) for pair in zip(env_rets, responses, strict=True)]

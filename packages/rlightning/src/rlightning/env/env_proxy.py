@@ -1,0 +1,187 @@
+"""`EnvProxy`: an environment worker that lives elsewhere, with the surface of `BaseEnv`.
+
+A worker that dies is started again with new episodes; the episodes that were under way are lost and
+counted. Knows nothing about what carries calls to the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlightning.errors import EnvWorkerError, WorkerLostError
+from rlightning.runtime.proxy import Proxy
+from rlightning.utils.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rlightning.config import EnvConfig
+    from rlightning.env.base_env import BaseEnv
+    from rlightning.runtime.base import Future, Handle
+    from rlightning.runtime.supervision import Supervised
+    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+
+__all__ = ["EnvProxy", "make_env"]
+
+
+def make_env(
+    kind: type[BaseEnv],
+    config: EnvConfig,
+    worker_index: int,
+    preprocess_fn: Any,
+    env_id: str,
+    purpose: str,
+) -> BaseEnv:
+    """Return the environment of a worker; called where it lives."""
+    env = kind(config, worker_index=worker_index, preprocess_fn=preprocess_fn)
+    env.env_id = env_id
+    env.purpose = purpose  # type: ignore[assignment]  # one of the two, from `EnvGroup`
+    return env
+
+
+class EnvProxy(Proxy):
+    """An environment worker elsewhere.
+
+    Args:
+        kind: its class.
+        config: its section.
+        worker_index: its position among the workers of the run.
+        preprocess_fn: from a response to an action.
+        purpose: ``"train"`` or ``"eval"``.
+        spawn: starts a worker: gets `make_env` and its arguments.
+    """
+
+    def __init__(
+        self,
+        kind: type[BaseEnv],
+        config: EnvConfig,
+        worker_index: int,
+        preprocess_fn: Any,
+        purpose: str,
+        spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Supervised],
+    ) -> None:
+        self.env_id = f"{uuid.uuid4()}-{worker_index}"
+        self.config = config
+        self.worker_index = worker_index
+        self.purpose = purpose
+        self.num_envs = config.num_envs
+        self.max_episode_steps = config.max_episode_steps
+        self.lost_episodes = 0
+        """How many episodes were lost since `take_lost_episodes` was last asked."""
+        self._supervised = spawn(
+            make_env, (kind, config, worker_index, preprocess_fn, self.env_id, purpose)
+        )
+        super().__init__(kind, self._supervised)
+        self._answer: Future | None = None
+        self._started = False
+        self._evaluates = False
+        self._seed: int | None = None
+        self._reset_options: dict[str, Any] = {}
+
+    @property
+    def has_test_set(self) -> bool:
+        """Whether the worker has other tasks for testing."""
+        return bool(self._call("__getattribute__", "has_test_set"))
+
+    @property
+    def node(self) -> str | None:
+        """The node that the worker is pinned to, where it is."""
+        return self._supervised.node
+
+    @property
+    def restarts(self) -> int:
+        """How often the worker was started again."""
+        return self._supervised.restarts
+
+    def get_env_id(self) -> str:
+        """Return the unique name of this worker, which stays when it is started again."""
+        return self.env_id
+
+    def get_max_episode_steps(self) -> int | None:
+        """Return the configured limit of an episode, in steps."""
+        return self.max_episode_steps
+
+    def init(self) -> EnvMeta:
+        """Prepare the worker for the first reset; return the spaces of one row."""
+        meta: EnvMeta = self._call("init")
+        self._started = True
+        return meta
+
+    def apply_evaluate_cfg(self) -> None:
+        """Switch to the settings of evaluation."""
+        self._call("apply_evaluate_cfg")
+        self._evaluates = True
+
+    def restore_evaluate_cfg(self) -> None:
+        """Switch back to the settings of training."""
+        self._call("restore_evaluate_cfg")
+        self._evaluates = False
+
+    def begin_reset(self, *args: Any, **kwargs: Any) -> None:
+        """Begin what `_reset` returns."""
+        self._seed = kwargs.get("seed", self._seed)
+        self._reset_options = {name: item for name, item in kwargs.items() if name != "seed"}
+        self._answer = self.begin("_reset", *args, **kwargs)
+
+    def begin_step(self, policy_resp: PolicyResponse) -> None:
+        """Begin what `_step` returns."""
+        self._answer = self.begin("_step", policy_resp)
+
+    def is_ready(self, timeout_s: float = 0.0) -> bool:
+        """Return whether what was begun has come, within `timeout_s`."""
+        return self._answer is None or self._answer.poll(timeout_s)
+
+    def _reset(self, *args: Any, **kwargs: Any) -> EnvRet:
+        if self._answer is None:
+            self.begin_reset(*args, **kwargs)
+        return self._take()
+
+    def _step(self, policy_resp: PolicyResponse) -> EnvRet:
+        if self._answer is None:
+            self.begin_step(policy_resp)
+        return self._take()
+
+    def _take(self) -> EnvRet:
+        """Return what was begun; of a worker that died, its first observation after a restart."""
+        answer, self._answer = self._answer, None
+        try:
+            env_ret: EnvRet = answer.result()  # type: ignore[union-attr]  # begun by the caller
+        except WorkerLostError as error:
+            return self._start_again(error)
+        return env_ret
+
+    def _start_again(self, error: WorkerLostError) -> EnvRet:
+        try:
+            env_ret: EnvRet = self._supervised.restore(error, self._prepare)
+        except WorkerLostError as final:
+            raise EnvWorkerError(str(final)) from final
+        self.lost_episodes += self.num_envs
+        env_ret.info["_lost"] = np.ones(self.num_envs, bool) if self.num_envs > 1 else np.True_
+        return env_ret
+
+    def _prepare(self, handle: Handle) -> EnvRet:
+        handle.call("init").result()
+        if self._evaluates:
+            handle.call("apply_evaluate_cfg").result()
+        kwargs = dict(self._reset_options)
+        if self._seed is not None:
+            kwargs["seed"] = derive_seed(self._seed, "restart", self._supervised.restarts)
+        env_ret: EnvRet = handle.call("_reset", **kwargs).result()
+        return env_ret
+
+    def take_lost_episodes(self) -> int:
+        """Return how many episodes were lost since this was last asked."""
+        lost, self.lost_episodes = self.lost_episodes, 0
+        return lost
+
+    def close(self) -> None:
+        """Close the environment and end its worker."""
+        if self._started:
+            self._started = False
+            with contextlib.suppress(WorkerLostError):  # then it is closed
+                self._call("close")
+        self._supervised.stop()

@@ -1,0 +1,156 @@
+"""`PolicyProxy`: a policy that lives elsewhere, with the surface that `PolicyGroup` uses.
+
+An EVAL worker that dies is started again with the newest weights; a TRAIN worker is not, for what
+it has learned since the last checkpoint is gone with it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from rlightning.policy.policy_worker import PolicyWorker
+from rlightning.runtime.proxy import Proxy
+from rlightning.runtime.supervision import Supervised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlightning.config import PolicyConfig, TrainConfig
+    from rlightning.errors import WorkerLostError
+    from rlightning.policy.base_policy import BasePolicy
+    from rlightning.runtime.base import Future, Handle
+    from rlightning.types import EnvMeta, EnvRet, PolicyResponse, PolicyRole
+
+__all__ = ["PolicyProxy"]
+
+
+class PolicyProxy(Proxy):
+    """A policy elsewhere.
+
+    Args:
+        kind: its class.
+        config: the ``policy`` section.
+        role: TRAIN or EVAL.
+        spawn: starts a worker: gets `PolicyWorker` and its arguments.
+    """
+
+    def __init__(
+        self,
+        kind: type[BasePolicy],
+        config: PolicyConfig,
+        role: PolicyRole,
+        spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Handle],
+    ) -> None:
+        super().__init__(kind, spawn(PolicyWorker, (kind, config, config.train_config, role)))
+        self.config = config
+        self.role_type = role
+        self.rollout_mode = config.rollout_mode
+        self.weights_version = -1
+        self.timing_raw: dict[str, dict[str, float]] = {}
+        self._initialized = False
+        self._init_args: tuple[Any, Any] = (None, None)
+        self._weights: tuple[int, dict[str, Any]] | None = None
+
+    @property
+    def node(self) -> str | None:
+        """The node that the worker is pinned to, where it is."""
+        return self._handle.node
+
+    @property
+    def policy_class(self) -> type[Any]:
+        """The class of the policy."""
+        return self._kind
+
+    def is_initialized(self) -> bool:
+        """Return whether `init_eval` or `init_train` has run."""
+        return self._initialized
+
+    # ---- both roles ----------------------------------------------------------------------------
+
+    def import_weights(self, version: int, payload: dict[str, Any]) -> None:
+        """Load exported weights."""
+        self.begin_import(version, payload).result()
+
+    def begin_import(self, version: int, payload: dict[str, Any]) -> Future:
+        """Begin `import_weights`."""
+        self._weights = (version, payload)
+        self.weights_version = version
+        return self.begin("import_weights", version, payload)
+
+    def save_checkpoint(self, path: str) -> None:
+        """Write what the policy's `save_checkpoint` writes, on this machine."""
+        target = pathlib.Path(path)
+        for name, content in self._call("checkpoint_files", target.name).items():
+            file = target.parent / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+
+    def get_rng_state(self) -> dict[str, Any]:
+        """Return the state of the worker's global random generators."""
+        state: dict[str, Any] = self._call("get_rng_state")
+        return state
+
+    def set_rng_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_rng_state` returned."""
+        self._call("set_rng_state", state)
+
+    def reseed(self, seed: int) -> None:
+        """Seed the worker's global random generators."""
+        self._call("reseed", seed)
+
+    # ---- TRAIN ---------------------------------------------------------------------------------
+
+    def begin_init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None) -> Future:
+        """Begin to build network and optimizer."""
+        self._initialized = True
+        return self.begin("init_train", train_config, env_meta=env_meta)
+
+    def join_ranks(self, rank: int, world_size: int, address: str, timeout_s: float) -> Future:
+        """Begin to learn together with other workers."""
+        return self.begin("join_ranks", rank, world_size, address, timeout_s)
+
+    def set_dump_dir(self, path: pathlib.Path) -> None:
+        """Say where to save what is found not to be finite."""
+        self._call("set_dump_dir", str(path))
+
+    # ---- EVAL ----------------------------------------------------------------------------------
+
+    def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
+        """Build the network for acting."""
+        self._initialized = True
+        self._init_args = (eval_config, env_meta)
+        self._call("init_eval", eval_config, env_meta=env_meta)
+
+    def begin_answer(self, env_rets: Sequence[EnvRet], *, deterministic: bool) -> Future:
+        """Begin to act on `env_rets`; the answer is one response each."""
+        return self.begin("answer", list(env_rets), deterministic)
+
+    def postprocess_each(
+        self, env_rets: Sequence[EnvRet], responses: Sequence[PolicyResponse]
+    ) -> list[PolicyResponse]:
+        """Run the policy's `postprocess` on each pair."""
+        result: list[PolicyResponse] = self._call(
+            "postprocess_each", list(env_rets), list(responses)
+        )
+        return result
+
+    def restore(self, error: WorkerLostError) -> None:
+        """Replace the worker, which is lost, by one with the same weights.
+
+        Raises:
+            WorkerLostError: too many have died, or it is a TRAIN worker.
+        """
+        if not isinstance(self._handle, Supervised):
+            raise error
+        self._handle.restore(error, self._prepare)
+
+    def _prepare(self, handle: Handle) -> None:
+        eval_config, env_meta = self._init_args
+        handle.call("init_eval", eval_config, env_meta=env_meta).result()
+        if self._weights is not None:
+            handle.call("import_weights", *self._weights).result()
+
+    def close(self) -> None:
+        """End the worker."""
+        self._handle.stop()

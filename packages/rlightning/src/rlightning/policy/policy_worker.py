@@ -1,0 +1,89 @@
+"""`PolicyWorker`: a policy where it lives, with what its process does around it."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from rlightning.policy.answering import Answerer
+from rlightning.utils.seeding import get_rng_state, seed_everything, set_rng_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlightning.config import PolicyConfig
+    from rlightning.policy.base_policy import BasePolicy
+    from rlightning.types import EnvRet, PolicyResponse, PolicyRole
+
+__all__ = ["PolicyWorker"]
+
+
+class PolicyWorker:
+    """Owns one policy; what is not defined here is the policy's own.
+
+    Args:
+        kind: the policy's class.
+        config: the ``policy`` section.
+        train_config: the ``train`` section, which policies read too.
+        role: of the policy.
+    """
+
+    def __init__(
+        self, kind: type[BasePolicy], config: PolicyConfig, train_config: Any, role: PolicyRole
+    ) -> None:
+        config.train_config = train_config
+        self.policy = kind(config, role)
+        self._answerer = Answerer(self.policy)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "policy":
+            raise AttributeError(name)
+        return getattr(self.policy, name)
+
+    def answer(self, env_rets: Sequence[EnvRet], deterministic: bool) -> list[PolicyResponse]:  # noqa: FBT001  # a call between processes
+        """Return one response per `EnvRet`, in order."""
+        return self._answerer.answer(env_rets, deterministic=deterministic)
+
+    def postprocess_each(
+        self, env_rets: Sequence[EnvRet], responses: Sequence[PolicyResponse]
+    ) -> list[PolicyResponse]:
+        """Run the policy's `postprocess` on each pair."""
+        pairs = zip(env_rets, responses, strict=True)
+        return [self.policy._postprocess(env_ret, response) for env_ret, response in pairs]
+
+    def join_ranks(self, rank: int, world_size: int, address: str, timeout_s: float) -> None:
+        """Learn together with other workers; before `init_train`."""
+        from rlightning.runtime import process_group
+
+        self.policy.process_group = process_group.init(
+            rank, world_size, address, timeout_s=timeout_s
+        )
+
+    def set_dump_dir(self, path: str) -> None:
+        """Say where to save what is found not to be finite."""
+        if self.policy._guard is not None:
+            self.policy._guard.dump_dir = pathlib.Path(path)
+
+    def checkpoint_files(self, name: str) -> dict[str, bytes]:
+        """Return what the policy's `save_checkpoint` writes, by path beside `name`."""
+        with tempfile.TemporaryDirectory(prefix="rl-") as folder:
+            root = pathlib.Path(folder)
+            self.policy.save_checkpoint(str(root / name))
+            return {
+                str(path.relative_to(root)): path.read_bytes()
+                for path in sorted(root.rglob("*"))
+                if path.is_file()
+            }
+
+    def reseed(self, seed: int) -> None:
+        """Seed this process's global random generators."""
+        seed_everything(seed)
+
+    def get_rng_state(self) -> dict[str, Any]:
+        """Return the state of this process's global random generators."""
+        return get_rng_state()
+
+    def set_rng_state(self, state: dict[str, Any]) -> None:
+        """Restore what `get_rng_state` returned."""
+        set_rng_state(state)

@@ -1,0 +1,106 @@
+"""The seams of a runtime: workers, handles to call them by, and futures of their answers.
+
+The same three types serve workers in this process and workers of a cluster. Nothing here knows what
+a worker does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Done", "Future", "Handle", "Runtime", "WorkerSpec"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """What a worker is, and what it takes."""
+
+    name: str
+    """What logs and errors call it, for example ``env-0``."""
+    make: Callable[..., Any]
+    """Called in the worker; returns the object that calls go to."""
+    args: tuple[Any, ...] = ()
+    """Arguments of `make`."""
+    timeout_s: float = 120.0
+    """Longest wait for one call; after it the worker counts as dead."""
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Resources and place, as the runtime understands them."""
+
+
+class Future(ABC):
+    """The answer to a call, which may still be on its way."""
+
+    @abstractmethod
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Wait at most `timeout_s`; return whether `result` is there, or an error."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Wait for the answer and return it, however often it is asked for.
+
+        Raises:
+            WorkerLostError: the worker died, or missed its deadline and counts as dead.
+            Exception: what the call raised.
+        """
+
+
+@final
+class Done(Future):
+    """An answer that is there already."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Return True."""
+        del timeout_s
+        return True
+
+    def result(self) -> Any:
+        """Return the value."""
+        return self._value
+
+
+class Handle(ABC):
+    """A worker, seen from outside. Calls are carried out one after another, in order."""
+
+    name: str
+    """What logs and errors call it."""
+    node: str | None = None
+    """The machine that it is pinned to; None where it may be anywhere."""
+    pid: int = -1
+    """Its process; -1 before it has started."""
+
+    @abstractmethod
+    def call(
+        self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future:
+        """Begin a call of a method of the worker's object.
+
+        Args:
+            method: its name.
+            *args: handed over.
+            timeout_s: longest wait for the answer; the worker's own by default.
+            **kwargs: handed over.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the worker, whatever it is doing."""
+
+
+class Runtime(ABC):
+    """Starts workers, and ends all it started."""
+
+    @abstractmethod
+    def spawn(self, spec: WorkerSpec) -> Handle:
+        """Start a worker; returns before it is ready, and its first call waits for that."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all workers."""

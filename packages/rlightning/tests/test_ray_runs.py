@@ -1,0 +1,354 @@
+"""One configuration in one process and on Ray: same types, same numbers, and what deaths cost."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rlightning.build import (
+    build_data_buffer,
+    build_engine,
+    build_env_group,
+    build_policy_group,
+    check_config,
+    open_cluster,
+)
+from rlightning.checkpoint import list_checkpoints
+from rlightning.config import MainConfig
+from rlightning.env import BaseEnv
+from rlightning.errors import EnvWorkerError, WorkerLostError
+from rlightning.policy import BasePolicy
+from rlightning.runtime import open_run
+from rlightning.types import EnvRet, PolicyResponse
+from rlightning.utils.logger import close_logger
+from rlightning.utils.registry import ENVS, POLICIES
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+@POLICIES.register("RayTinyPolicy")
+class Tiny(BasePolicy):
+    """Draws from the global generators wherever it works, and learns from what it is given."""
+
+    batched_rollout = True
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        size = env_meta.observation_space.shape[0]
+        self.actor = nn.Linear(size, int(env_meta.action_space.n))
+        self.log_std = nn.Parameter(torch.rand(1))
+        self.register_buffer("mean", torch.zeros(size))
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def rollout_step(self, env_ret, **kwargs):
+        self.seen = describe(env_ret.observation), describe(env_ret.last_reward)
+        logits = self.actor(env_ret.observation - self.mean)
+        action = torch.distributions.Categorical(logits=logits).sample()
+        noise = torch.as_tensor(np.random.rand(len(action)))
+        return PolicyResponse(env_ret.env_id, action=action, noise=noise)
+
+    def postprocess(self, env_ret=None, policy_resp=None): ...
+
+    def update_dataset(self, data):
+        self.dataset = data
+        self.mean = self.mean * 0.9 + 0.1 * data["observation"].mean(0)
+
+    def train(self, *args, **kwargs):
+        data = self.dataset
+        order = torch.randperm(len(data))
+        logits = self.actor(data["observation"][order])
+        log_prob = torch.distributions.Categorical(logits=logits).log_prob(data["action"][order])
+        loss = -(log_prob * data["noise"][order].float()).mean() + self.log_std.square().sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": float(loss.detach())}
+
+    def types(self):
+        """What user code was given: types, dtypes and shapes."""
+        return {name: describe(value) for name, value in self.dataset.items()}
+
+
+def describe(value):
+    return [type(value).__name__, str(getattr(value, "dtype", "")), list(np.shape(value))]
+
+
+def configuration(folder, *, cluster=None, env=None, train=None, policy=None, buffer=None, **more):
+    sections = {
+        "engine": "syncrl",
+        "debug": False,
+        "verbose": False,
+        "env": {
+            "name": "cp",
+            "backend": "gymnasium",
+            "task": "CartPole-v1",
+            "num_envs": 2,
+            **(env or {}),
+        },
+        "buffer": {"type": "RolloutBuffer", "capacity": 64, **(buffer or {})},
+        "policy": {"type": "RayTinyPolicy", **(policy or {})},
+        "train": {
+            "max_epochs": 3,
+            "max_rollout_steps": 12,
+            "eval_episodes": 2,
+            "seed": 7,
+            "torch_threads": 1,
+            "save_best": False,
+            **(train or {}),
+        },
+        "log": {"log_dir": str(folder), "project": "p", "name": "n", "level": "ERROR"},
+        **more,
+    }
+    if cluster is not None:
+        sections["cluster"] = cluster
+    return MainConfig.from_dict(sections)
+
+
+def parts_of(config):
+    env_group = build_env_group(config.env)
+    policy_group = build_policy_group(config.policy.type, config.policy, config.cluster)
+    buffer = build_data_buffer(config.buffer.type, config.buffer, seed=config.train.seed)
+    return build_engine(config, env_group, policy_group, buffer)
+
+
+class Result:
+    """What a run ended with."""
+
+    def __init__(self, engine):
+        policy = engine.policy_group.train_list[0]
+        exported = policy.export_weights()
+        self.weights = {
+            **{f"{m}.{name}": t for m, s in exported["weights"].items() for name, t in s.items()},
+            **exported["extra"],
+        }
+        self.moments = policy.export_training_state()
+        self.data_types = (
+            policy.types() if hasattr(engine.policy_group.policy_class, "types") else {}
+        )
+        self.metrics = engine.last_metrics
+        self.env_steps = engine.env_steps
+        self.lost_episodes = engine.lost_episodes
+        self.policy_group = engine.policy_group
+        self.weights = {name: tensor.clone() for name, tensor in self.weights.items()}
+
+
+def run(config, *, during=None, resume_from=None):
+    """Run to the end, calling `during(engine)` in a thread meanwhile; return what came of it."""
+    check_config(config)
+    open_run(config, resume_from=resume_from)
+    try:
+        with open_cluster(config):
+            engine = parts_of(config)
+            thread = threading.Thread(target=during or (lambda _: None), args=(engine,))
+            thread.start()
+            try:
+                engine.run()
+            finally:
+                thread.join()
+            return Result(engine)
+    finally:
+        close_logger()
+
+
+def assert_same(one, two):
+    assert one.keys() == two.keys()
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return run(configuration(tmp_path_factory.mktemp("local"), train={"eval_interval": 1}))
+
+
+ROLES = ("remote_train", "remote_eval", "remote_storage", "remote_env")
+FOUR = [(1, 1, 1, 1), (1, 0, 0, 0), (0, 1, 0, 1), (0, 0, 1, 1)]
+COMBINATIONS = [
+    pytest.param(
+        flags, marks=() if flags in FOUR else pytest.mark.slow, id="".join(map(str, flags))
+    )
+    for flags in itertools.product((0, 1), repeat=4)
+]
+
+
+@pytest.mark.parametrize("flags", COMBINATIONS)
+def test_wherever_its_parts_live_a_run_ends_with_the_same_weights(
+    ray_cluster, tmp_path, local, flags
+):
+    cluster = {name: bool(flag) for name, flag in zip(ROLES, flags, strict=True)}
+    remote = run(configuration(tmp_path, cluster=cluster, train={"eval_interval": 1}))
+    assert_same(remote.weights, local.weights)
+    assert remote.data_types == local.data_types
+    for name in ("train/loss", "eval/episode_return", "rollout/episode_return"):
+        assert remote.metrics[name] == local.metrics[name]
+
+
+# ---- deaths --------------------------------------------------------------------------------------
+
+
+def once(settings, count):
+    """Do what `settings` say at the `count`-th time, in one process of the run only."""
+    if not settings or count != settings["at"]:
+        return
+    marker = os.path.join(settings["folder"], f"{settings['what']}-done")
+    if settings.get("always") or not os.path.exists(marker):
+        with open(marker, "w", encoding="utf-8") as file:
+            file.write(str(time.time()))
+        {"die": die, "hang": hang, "raise": complain}[settings["what"]]()
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    time.sleep(1000)
+
+
+def complain():
+    raise ValueError("the gripper is stuck")
+
+
+@ENVS.register("ray_fragile")
+class Fragile(BaseEnv):
+    """Shows its process and how many steps it has taken; episodes of ten steps."""
+
+    def __init__(self, config, worker_index=0, preprocess_fn=None):
+        super().__init__(config, worker_index, preprocess_fn)
+        import gymnasium as gym
+
+        self.env = gym.make("CartPole-v1")
+        self.trouble = config.env_kwargs.to_dict().get("trouble")
+        self.sleep_s = config.env_kwargs.to_dict().get("sleep_s", 0.0)
+        self.total = 0
+
+    def shown(self):
+        return np.array([os.getpid(), self.total, self.total % 10, self.worker_index], np.float32)
+
+    def reset(self, *args, **kwargs):
+        self.total = 0
+        return EnvRet(self.env_id, self.shown())
+
+    def step(self, policy_resp):
+        time.sleep(self.sleep_s)
+        self.total += 1
+        once(self.trouble, self.total)
+        ended = self.total % 10 == 0
+        info = {"final_obs": self.shown(), "_final_obs": np.True_} if ended else {}
+        return EnvRet(self.env_id, self.shown(), 1.0, False, ended, info)
+
+    def get_state(self):
+        return {"total": self.total}
+
+    def set_state(self, state):
+        self.total = state["total"]
+
+    def close(self): ...
+
+
+@POLICIES.register("RayCheckingPolicy")
+class Checking(Tiny):
+    """Counts transitions whose two ends do not belong together."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta, *args, **kwargs)
+        trouble = self.config.model_cfg.to_dict() if self.config.model_cfg else {}
+        self.trouble = trouble if trouble.get("role") == self.role_type else {}
+        self.acted = self.trained = self.broken = 0
+
+    def rollout_step(self, env_ret, **kwargs):
+        self.acted += 1
+        once(self.trouble, self.acted)
+        return super().rollout_step(env_ret, **kwargs)
+
+    def update_dataset(self, data):
+        step = data["next_observation"] - data["observation"]
+        follows = (step[:, 0] == 0) & (step[:, 1] == 1)
+        self.broken += int((~follows).sum())
+        super().update_dataset(data)
+
+    def train(self, *args, **kwargs):
+        self.trained += 1
+        once(self.trouble, self.trained)
+        rows = float(len(self.dataset))
+        return {**super().train(*args, **kwargs), "broken": float(self.broken), "rows": rows}
+
+
+def fragile(folder, trouble=None, *, cluster=None, **more):
+    env = {"backend": "ray_fragile", "num_envs": 1, "env_kwargs": {"trouble": trouble}}
+    policy = {"type": "RayCheckingPolicy", **more.pop("policy", {})}
+    return configuration(folder, env=env, policy=policy, cluster=cluster or {}, **more)
+
+
+def died_at(folder, what):
+    return float((folder / f"{what}-done").read_text())
+
+
+@pytest.mark.parametrize("what", ["die", "hang"])
+def test_an_env_worker_that_dies_or_hangs_costs_its_episode(ray_cluster, tmp_path, what):
+    trouble = {"folder": str(tmp_path), "at": 17, "what": what}
+    cluster = {"env_timeout_s": 3.0, "remote_train": False, "remote_storage": False}
+    result = run(fragile(tmp_path, trouble, cluster=cluster))
+    assert result.lost_episodes == 1
+    assert result.metrics["workers/lost_episodes"] == 1
+    assert result.env_steps == 3 * 12
+    assert result.metrics["train/broken"] == 0
+    log = (tmp_path / "p" / "n" / "run.log").read_text()
+    assert "worker env-0 is lost" in log
+    assert "env-0 is back after" in log
+    assert time.time() - died_at(tmp_path, what) < 60
+
+
+def test_an_env_worker_that_always_dies_ends_the_run(ray_cluster, tmp_path):
+    trouble = {"folder": str(tmp_path), "at": 5, "what": "die", "always": True}
+    cluster = {"max_restarts": 1, "remote_train": False, "remote_storage": False}
+    with pytest.raises(EnvWorkerError, match=r"env-0 is lost: .* 1 times already") as caught:
+        run(fragile(tmp_path, trouble, cluster={**cluster, "remote_eval": False}))
+    assert "kill -9" in str(caught.value)
+
+
+def test_what_an_environment_raises_ends_the_run_with_its_traceback(ray_cluster, tmp_path):
+    trouble = {"folder": str(tmp_path), "at": 17, "what": "raise"}
+    cluster = {"remote_train": False, "remote_storage": False, "remote_eval": False}
+    with pytest.raises(ValueError, match="the gripper is stuck") as caught:
+        run(fragile(tmp_path, trouble, cluster=cluster))
+    note = "\n".join(caught.value.__notes__)
+    assert "in worker env-0" in note
+    assert "complain()" in note
+    assert list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1].name == "crashed"
+
+
+def test_an_eval_worker_that_dies_costs_nothing(ray_cluster, tmp_path):
+    trouble = {"folder": str(tmp_path), "at": 17, "what": "die", "role": "eval"}
+    cluster = {"remote_env": False, "remote_train": False, "remote_storage": False}
+    result = run(fragile(tmp_path, cluster=cluster, policy={"model_cfg": trouble}))
+    assert result.policy_group.lost_eval_workers == 1
+    assert result.lost_episodes == 0
+    assert result.metrics["train/broken"] == 0
+    assert result.metrics["train/rows"] == 12
+    assert time.time() - died_at(tmp_path, "die") < 60
+
+
+def test_a_train_worker_that_dies_ends_the_run_and_resume_goes_on(ray_cluster, tmp_path):
+    trouble = {"folder": str(tmp_path), "at": 3, "what": "die", "role": "train"}
+    sections = {
+        "cluster": {"remote_env": False, "remote_eval": False, "remote_storage": False},
+        "policy": {"model_cfg": trouble},
+        "train": {"save_interval": 1, "max_epochs": 4},
+    }
+    with pytest.raises(WorkerLostError, match="worker train-0 is lost"):
+        run(fragile(tmp_path, **sections))
+    assert time.time() - died_at(tmp_path, "die") < 30
+    last = list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1]
+    assert last.name == "epoch_1"
+    resumed = run(fragile(tmp_path, **sections), resume_from=last)
+    whole = run(fragile(tmp_path / "whole", **{**sections, "cluster": None, "policy": {}}))
+    assert resumed.env_steps == whole.env_steps == 48
+    assert_same(resumed.weights, whole.weights)
