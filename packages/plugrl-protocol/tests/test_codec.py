@@ -440,6 +440,73 @@ def test_an_encoder_forgets_nothing_between_messages_but_its_data():
         assert encoder.encode(message) == twin_encode(message)
 
 
+def spoken(**changes):
+    """A message like those of a session, with a chosen difference."""
+    message = {
+        "message_type": "x",
+        "data": {"images": {}, "states": {"a": np.ones((2, 3), "<f4")}, "n": 1, "t": "pick"},
+        "ids": np.arange(2),
+        "flag": True,
+        "none": None,
+    }
+    message.update(changes)
+    return message
+
+
+def test_a_known_form_is_encoded_like_an_unknown_one():
+    encoder = Encoder()
+    for value in range(5):
+        message = spoken(ids=np.array([value, 7]))
+        assert encoder.encode(message) == twin_encode(message)
+    assert type(encoder._stencils["x"]).__name__ == "Stencil"
+    data = spoken()["data"]
+    for change in (
+        {"ids": np.arange(3)}, {"ids": np.arange(2.0)}, {"ids": [0, 1]}, {"ids": None},
+        {"flag": 1}, {"flag": False}, {"none": 0}, {"more": 1},
+        {"data": {**data, "n": 2}}, {"data": {**data, "t": "put"}}, {"data": {**data, "n": True}},
+        {"data": {**data, "n": 1.0}}, {"data": dict(reversed(data.items()))}, {"data": [1]},
+        {"data": {**data, "states": {"b": np.ones((2, 3), "<f4")}}},
+        {"data": {**data, "states": {"a": np.ones((3, 2), "<f4")}}},
+        {"data": {**data, "states": {"a": np.ones((3, 2), "<f4").T}}},
+        {"data": {**data, "states": {"a": np.ones((2, 3), ">f4")}}},
+    ):  # fmt: skip
+        message = spoken(**change)
+        assert encoder.encode(message) == twin_encode(message)
+        assert encoder.encode(spoken()) == twin_encode(spoken())
+    with pytest.raises(CodecError):
+        encoder.encode(spoken(ids=np.array([object()])))
+
+
+def test_large_arrays_of_a_known_form_are_encoded_from_any_layout():
+    encoder = Encoder()
+    for turn in range(5):
+        image = np.arange(2 * 90 * 90, dtype="|u1").reshape(2, 90, 90) + turn
+        message = spoken(image=image.transpose(0, 2, 1) if turn % 2 else image)
+        assert encoder.encode(message) == twin_encode(message)
+
+
+def test_what_is_no_plain_map_makes_no_stencil():
+    encoder = Encoder()
+    for message in (
+        spoken(message_type="float", rate=1.5), spoken(message_type="list", all=[np.zeros(2)]),
+        spoken(message_type="scalar", one=np.float32(1)), spoken(message_type=np.arange(3)),
+        {"a": b"bytes"},
+    ):  # fmt: skip
+        for _ in range(4):
+            assert encoder.encode(message) == twin_encode(message)
+    assert set(encoder._stencils.values()) == {None}
+    for _ in range(3):
+        assert encoder.encode([np.zeros(2)]) == twin_encode([np.zeros(2)])
+
+
+def test_stencils_do_not_pile_up():
+    encoder = Encoder()
+    for number in range(50):
+        for _ in range(2):
+            encoder.encode(spoken(message_type=str(number)))
+    assert len(encoder._stencils) == 16
+
+
 def test_an_array_beyond_msgpack_is_refused():
     huge = np.broadcast_to(np.zeros(1, np.uint8), (2**32,))
     with pytest.raises(CodecError, match="4 GiB"):

@@ -5,7 +5,7 @@ import pytest
 
 from plugrl_protocol.codec import Decoder, decode, encode
 from plugrl_protocol.errors import CodecError
-from plugrl_protocol.templates import Slot, Template, _record_of
+from plugrl_protocol.templates import Slot, Stencil, Template, _record_of
 
 
 def template_for(message):
@@ -152,3 +152,20 @@ def test_trees_share_no_container():
     first["rest"]["none"]["a"] = 1
     first["new"] = 1
     assert plain(template.tree(template.read(frame))) == plain(decode(frame))
+
+
+def test_a_stencil_writes_what_it_was_made_from_and_its_like():
+    like = {"kind": "x", "in": {"a": np.zeros((2, 3)), "b": np.array([True])}, "c": np.arange(2)}
+    stencil = Stencil(like, template_for(like).between)
+    other = {**like, "in": {"a": np.ones((2, 3)), "b": np.array([False])}}
+    assert stencil.fill(like) == encode(like)
+    assert stencil.fill(other) == encode(other)
+    for change in ({"kind": "y"}, {"kind": 1}, {"c": None}, {"c": np.arange(3)}, {"in": None}):
+        assert stencil.fill({**like, **change}) is None
+    assert stencil.fill({"kind": "x"}) is None
+
+
+@pytest.mark.parametrize("value", [1.5, [1], (1,), b"x", np.float32(1), np.str_("x")])
+def test_a_stencil_is_not_made_of_what_could_be_written_in_several_ways(value):
+    with pytest.raises(ValueError, match="a is a"):
+        Stencil({"a": value}, [b""])

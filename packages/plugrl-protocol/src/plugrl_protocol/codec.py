@@ -19,7 +19,7 @@ import msgpack
 import numpy as np
 
 from plugrl_protocol.errors import CodecError
-from plugrl_protocol.templates import Array, Slot, Template
+from plugrl_protocol.templates import SMALL_BYTES, Array, Slot, Stencil, Template
 
 # An empty array may claim any trailing shape; what it claims must still fit this many bytes.
 _MAX_EMPTY_BYTES: Final = 2**32
@@ -73,8 +73,7 @@ _ARRAY_HEAD: Final = b"\x84\xc4\x0b__ndarray__\xc3\xc4\x04data"
 _DTYPE_KEY: Final = b"\xc4\x05dtype"
 _SHAPE_KEY: Final = b"\xc4\x05shape"
 _MAX_CACHED: Final = 1024
-# Below this size a copy is cheaper than a buffer object.
-_SMALL_BYTES: Final = 4096
+_MAX_STENCILS: Final = 16
 
 
 def _is_allowed(dtype: np.dtype[Any]) -> bool:
@@ -92,6 +91,10 @@ class Encoder:
         self._max_depth = limits.max_depth
         self._keys: dict[str, bytes] = {}
         self._around: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[bytes, bytes]] = {}
+        # Where the data of each array stands in the parts of the message being encoded.
+        self._data_at: list[int] = []
+        # By message_type; the length of the last frame until a second one of that length comes.
+        self._stencils: dict[str | None, Stencil | int | None] = {}
 
     def encode(self, message: dict[str, Any]) -> bytes:
         """Encode one message.
@@ -105,14 +108,42 @@ class Encoder:
         Raises:
             CodecError: an object, dtype, key or depth that the wire does not carry.
         """
+        kind = message.get("message_type") if type(message) is dict else None
+        if kind is not None and type(kind) is not str:
+            kind = None
+        known = self._stencils.get(kind, 0)
+        if type(known) is Stencil:
+            frame = known.fill(message)
+            if frame is not None:
+                return frame
         parts: list[Any] = []
+        self._data_at.clear()
         try:
             self._put(message, parts, self._max_depth)
         except (TypeError, ValueError, OverflowError) as error:
             if isinstance(error, CodecError):
                 raise
             raise CodecError(f"the message cannot be encoded: {error}") from error
-        return b"".join(parts)
+        frame = b"".join(parts)
+        if known is not None and type(message) is dict:
+            self._keep(kind, message, parts, len(frame))
+        return frame
+
+    def _keep(
+        self, kind: str | None, message: dict[str, Any], parts: list[Any], length: int
+    ) -> None:
+        """Note what a frame looks like; at the second of its length keep what will not change."""
+        if self._stencils.get(kind) != length:
+            if kind in self._stencils or len(self._stencils) < _MAX_STENCILS:
+                self._stencils[kind] = length
+            return
+        starts = [0, *(place + 1 for place in self._data_at)]
+        ends = [*self._data_at, len(parts)]
+        between = [b"".join(parts[a:b]) for a, b in zip(starts, ends, strict=True)]
+        try:
+            self._stencils[kind] = Stencil(message, between)
+        except ValueError:
+            self._stencils[kind] = None  # no message of this kind is tried again
 
     def _put(self, value: Any, parts: list[Any], levels_left: int) -> None:
         if isinstance(value, np.ndarray):
@@ -146,7 +177,8 @@ class Encoder:
         if around is None:
             around = self._pack_around(array)
         parts.append(around[0])
-        if array.nbytes <= _SMALL_BYTES:
+        self._data_at.append(len(parts))
+        if array.nbytes <= SMALL_BYTES:
             parts.append(array.tobytes())
         else:
             parts.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))

@@ -6,8 +6,6 @@ shapes of an earlier one needs its values checked, and is filled into the bytes 
 
 from __future__ import annotations
 
-import math
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,6 +20,7 @@ from plugrl_protocol.messages import (
     check_step_ids,
     check_steps,
 )
+from plugrl_protocol.templates import Filler, Spec, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,14 +30,8 @@ if TYPE_CHECKING:
 
 Sent = TypeVar("Sent", Infer, Feedback, Action)
 Names: TypeAlias = "tuple[str | None, ...]"
-Specs: TypeAlias = "list[tuple[type, np.dtype[Any], tuple[int, ...]]]"
 
 _MAX_FORMS: Final = 64
-# Below this size a copy is cheaper than a buffer object.
-_SMALL_BYTES: Final = 4096
-
-_spec: Callable[[Any], Any] = attrgetter("__class__", "dtype", "shape")
-_to_bytes = np.ndarray.tobytes
 
 
 def outline(message: Infer | Feedback | Action) -> tuple[Names, list[Array]] | None:
@@ -72,19 +65,15 @@ def outline(message: Infer | Feedback | Action) -> tuple[Names, list[Array]] | N
 class Form:
     """What messages of one form have in common.
 
-    Args:
+    Attributes:
         names: as `outline` gives them.
-        specs: class, dtype and shape of each array.
-        between: the bytes before, between and behind the data of the arrays.
+        filler: puts the frames together.
     """
 
-    __slots__ = ("_are_large", "_indices", "_parts", "_steps", "names", "specs")
+    __slots__ = ("_indices", "_steps", "filler", "names")
 
-    def __init__(self, names: Names, specs: Specs, between: tuple[bytes, ...]) -> None:
-        self.names, self.specs = names, specs
-        are_large = [d.itemsize * math.prod(shape) > _SMALL_BYTES for _, d, shape in specs]
-        self._are_large = are_large if any(are_large) else None
-        self._parts: list[Any] = [part for fixed in between for part in (fixed, None)][:-1]
+    def __init__(self, names: Names, filler: Filler) -> None:
+        self.names, self.filler = names, filler
         # Values that passed before; an empty array never does.
         self._indices = self._steps = b""
 
@@ -111,18 +100,6 @@ class Form:
             check_rewards(message.rewards)
         else:
             check_step_ids(message.step_ids, "infer.step_ids")
-
-    def fill(self, arrays: list[Array]) -> bytes:
-        """Put a frame together."""
-        parts = self._parts.copy()
-        if self._are_large is None:
-            parts[1::2] = map(_to_bytes, arrays)
-        else:
-            parts[1::2] = [
-                np.ascontiguousarray(array) if is_large else array.tobytes()
-                for array, is_large in zip(arrays, self._are_large, strict=True)
-            ]
-        return b"".join(parts)
 
 
 class Sender:
@@ -166,9 +143,9 @@ class Sender:
             found = outline(message)
             if found is not None:
                 names, self._arrays = found
-                specs: Specs = list(map(_spec, self._arrays))
+                specs: list[Spec] = list(map(spec_of, self._arrays))
                 form = self._last.get(type(message))
-                if form is None or form.specs != specs or form.names != names:
+                if form is None or form.filler.specs != specs or form.names != names:
                     key = (type(message), names, *specs)
                     form = self._forms.get(key)
                 if form is not None:
@@ -189,7 +166,7 @@ class Sender:
     def frame(self) -> bytes:
         """Encode the message that was checked last."""
         if self._form is not None:
-            return self._form.fill(self._arrays)
+            return self._form.filler.fill(self._arrays)
         frame = self._encoder.encode(self._wire)
         if self._key is not None:
             self._keep(frame, self._key)
@@ -211,10 +188,10 @@ class Sender:
         if plain and template is not None and len(template.between) == len(specs) + 1:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
-            self._forms[key] = Form(names, specs, template.between)
+            self._forms[key] = Form(names, Filler(specs, template.between))
 
 
 def _key(message: Infer | Feedback | Action) -> Any:
     """Tell forms apart: messages of one form differ in the data of their arrays alone."""
     found = outline(message)
-    return None if found is None else (type(message), found[0], *map(_spec, found[1]))
+    return None if found is None else (type(message), found[0], *map(spec_of, found[1]))

@@ -1,14 +1,17 @@
-"""Read frames that look like an earlier one, by comparing what stands still and taking the rest.
+"""Read and write what looks like an earlier frame: compare what stands still, take the rest.
 
 Frames of one connection look alike: same keys, dtypes and shapes, other data. A `Template` is made
 from a frame that passed every check of the decoder. It compares the bytes between the arrays in one
 step and lays views on the data in another. Small arrays of indices, flags and text seldom change:
-those are pinned, that is, compared along with the rest and handed out again. The module knows
-nothing of msgpack or messages: a template neither widens nor narrows what the decoder accepts.
+those are pinned, that is, compared along with the rest and handed out again. A `Stencil` does the
+same for writing. The module knows nothing of msgpack or messages: it neither widens nor narrows
+what the codec accepts.
 """
 
 from __future__ import annotations
 
+import math
+from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -18,15 +21,21 @@ import numpy.typing as npt
 from plugrl_protocol.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Array: TypeAlias = npt.NDArray[Any]
+Spec: TypeAlias = "tuple[type, np.dtype[Any], tuple[int, ...]]"
 
 _MAX_PINNED_BYTES: Final = 256
 # numpy counts the bytes and the sizes of a record in 31 bits.
 _MAX_RECORD_SIZE: Final = 2**31 - 1
 # A pinned array that changes in more than one frame of so many is read each time instead.
 _FRAMES_PER_CHANGE: Final = 8
+# Below this size a copy is cheaper than a buffer object.
+SMALL_BYTES: Final = 4096
+
+spec_of: Callable[[Any], Spec] = attrgetter("__class__", "dtype", "shape")
+_to_bytes = np.ndarray.tobytes
 
 
 class Slot:
@@ -239,3 +248,92 @@ class _Tree:
             maps[number][key] = array
         root: dict[str, Any] = maps[0]
         return root
+
+
+# ---------------------------------------------------------------------------------------- writing
+
+
+class Filler:
+    """Put frames together from prepared bytes and the data of arrays.
+
+    Args:
+        specs: class, dtype and shape of each array, as `spec_of` gives them.
+        between: the bytes before, between and behind the data of the arrays.
+    """
+
+    __slots__ = ("_are_large", "_parts", "specs")
+
+    def __init__(self, specs: list[Spec], between: Sequence[bytes]) -> None:
+        self.specs = specs
+        are_large = [d.itemsize * math.prod(shape) > SMALL_BYTES for _, d, shape in specs]
+        self._are_large = are_large if any(are_large) else None
+        self._parts: list[Any] = [part for fixed in between for part in (fixed, None)][:-1]
+
+    def fill(self, arrays: list[Array]) -> bytes:
+        """Put a frame together."""
+        parts = self._parts.copy()
+        if self._are_large is None:
+            parts[1::2] = map(_to_bytes, arrays)
+        else:
+            parts[1::2] = [
+                np.ascontiguousarray(array) if is_large else array.tobytes()
+                for array, is_large in zip(arrays, self._are_large, strict=True)
+            ]
+        return b"".join(parts)
+
+
+class Stencil:
+    """Write maps that differ from an earlier one in the data of their arrays alone.
+
+    Args:
+        message: a map that was encoded.
+        between: the bytes before, between and behind the data of its arrays.
+
+    Raises:
+        ValueError: it holds more than maps, arrays, strings, integers, booleans and None.
+    """
+
+    def __init__(self, message: dict[str, Any], between: Sequence[bytes]) -> None:
+        self._keys = tuple(message)
+        self._maps: list[tuple[int, str, tuple[str, ...]]] = []
+        self._constants: list[tuple[int, str, type, Any]] = []
+        self._places: list[tuple[int, str]] = []
+        specs: list[Spec] = []
+        self._add(message, 0, specs)
+        self._filler = Filler(specs, between)
+
+    def _add(self, container: dict[str, Any], number: int, specs: list[Spec]) -> None:
+        """Note what is in a map, depth first, as its data lies in the frame."""
+        for key, child in container.items():
+            if type(child) is dict:
+                self._maps.append((number, key, tuple(child)))
+                self._add(child, len(self._maps), specs)
+            elif type(child) is np.ndarray:
+                self._places.append((number, key))
+                specs.append(spec_of(child))
+            elif child is None or type(child) in (str, int, bool):
+                self._constants.append((number, key, type(child), child))
+            else:
+                raise ValueError(f"{key} is a {type(child).__name__}")
+
+    def fill(self, message: dict[str, Any]) -> bytes | None:
+        """Encode a map, or give None for one that has another form."""
+        if tuple(message) != self._keys:
+            return None
+        maps = [message]
+        for number, key, keys in self._maps:
+            child = maps[number][key]
+            if type(child) is not dict or tuple(child) != keys:
+                return None
+            maps.append(child)
+        for number, key, kind, value in self._constants:
+            found = maps[number][key]
+            if type(found) is not kind or found != value:
+                return None
+        arrays = [maps[number][key] for number, key in self._places]
+        try:
+            if list(map(spec_of, arrays)) != self._filler.specs:
+                return None
+        except AttributeError:  # something that is no array
+            return None
+        return self._filler.fill(arrays)
