@@ -107,6 +107,7 @@ class OffPolicy(BasePolicy):
     """
 
     batched_rollout = True
+    uneven_batches = True
     hyper: OffPolicyTrainConfig
     n_updates: Tensor
     optimizers: dict[str, torch.optim.Optimizer]

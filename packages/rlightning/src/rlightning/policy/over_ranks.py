@@ -1,7 +1,8 @@
 """Small agreements between the ranks of a data-parallel learner; the identity where there is one.
 
 Whatever decides how many gradient steps a rank takes must be the same everywhere, or the next
-collective call waits for ever.
+collective call waits for ever; and after each step all ranks hold the same weights, or they learn
+apart from then on.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from rlightning.errors import ContractError
 from rlightning.ops.normalization import Moments, merge_moments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["least_over_ranks", "mean_over_ranks", "pooled_over_ranks"]
+    from torch import nn
+
+__all__ = ["check_same_weights", "least_over_ranks", "mean_over_ranks", "pooled_over_ranks"]
 
 
 def _gathered(values: torch.Tensor, group: Any) -> list[torch.Tensor]:
@@ -42,6 +46,34 @@ def mean_over_ranks(number: float, group: Any) -> float:
         return number
     parts = _gathered(torch.tensor([number], dtype=torch.float64), group)
     return float(torch.stack(parts).mean())
+
+
+def check_same_weights(policy: nn.Module, group: Any) -> None:
+    """See that the trainable parameters of all ranks are equal, bit for bit.
+
+    Raises:
+        ContractError: one differs; its gradients were not exchanged.
+    """
+    if group is None:
+        return
+    named = [(name, each) for name, each in policy.named_parameters() if each.requires_grad]
+    if not named:
+        return
+    sums = [each.detach().double() for _, each in named]
+    own = torch.stack([torch.stack([each.sum(), each.square().sum()]) for each in sums])
+    ranks = torch.stack(_gathered(own.nan_to_num(), group))
+    differs = (ranks != ranks[0]).any(dim=(0, 2))
+    if not differs.any():
+        return
+    first = int(differs.nonzero()[0])
+    raise ContractError(
+        f"{int(differs.sum())} of {len(named)} parameters differ between the "
+        f"{len(ranks)} train workers, first {named[first][0].replace('module.', '')!r} (sums "
+        f"{', '.join(f'{float(rank[first, 0]):.9g}' for rank in ranks)}): their gradients were not "
+        "exchanged. Compute the loss through the policy's own attributes (self.actor(...)), which "
+        "are wrapped for data parallelism, not through a reference taken before or .module, and "
+        "keep trainable parameters inside a module of model_list"
+    )
 
 
 def pooled_over_ranks(moments: Sequence[Moments], group: Any) -> list[Moments]:

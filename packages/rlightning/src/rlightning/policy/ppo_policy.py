@@ -51,6 +51,7 @@ class PPOPolicy(BasePolicy):
     """
 
     batched_rollout = True
+    uneven_batches = True
     model_config: ClassVar[type[PPOModelConfig]] = PPOModelConfig
     """What ``policy.model_cfg`` may hold."""
     hyper: PPOTrainConfig
@@ -134,7 +135,8 @@ class PPOPolicy(BasePolicy):
     @property
     def _network(self) -> ActorCritic:
         """The actor-critic without its data-parallel wrapper."""
-        return cast("ActorCritic", unwrap(self.actor_critic))
+        # As `self.actor_critic`, without the search of nn.Module: this is read at every step.
+        return cast("ActorCritic", unwrap(self._modules["actor_critic"]))
 
     # ---- acting --------------------------------------------------------------------------------
 
