@@ -1,0 +1,1 @@
+"""Policies of rlightning behind the server: ``plugrl-run-server --rlightning CONFIG``."""
