@@ -90,11 +90,26 @@ def _build_serve_only(choice: Choice) -> WebSocketAgentServer:
     from plugrl_server.common.metrics import NoOpMetricSink
 
     policy = _build_policy(choice)
+    if choice.config is not None:
+        from plugrl_server.common.checkpoint_manager import load_checkpoint_from_path
+
+        served = _serve_rlightning(policy, learns=False)
+        served.load_checkpoint(load_checkpoint_from_path(pathlib.Path(choice.args.serve_only)))
+        return _make_server(choice, served, None, NoOpMetricSink())
     from plugrl_server.algorithm.eval.eval_config import EvalConfig
 
     config = EvalConfig(policy_checkpoint_path=choice.args.serve_only)
     algorithm = make_algo("eval", policy, config=config)
     return _make_server(choice, algorithm, None, NoOpMetricSink())
+
+
+def _serve_rlightning(policy: Any, *, learns: bool) -> BaseAlgorithm:
+    from plugrl_server.algorithm.rlightning.rlightning_algorithm import (
+        RLightningAlgorithm,
+        RLightningConfig,
+    )
+
+    return RLightningAlgorithm(RLightningConfig(learns=learns), policy)
 
 
 def _build_policy(choice: Choice) -> Any:
@@ -103,9 +118,18 @@ def _build_policy(choice: Choice) -> Any:
     from plugrl_server.policy.registration import make_policy
     from rlightning.utils.seeding import seed_everything
 
-    if choice.args.torch_threads:
-        torch.set_num_threads(choice.args.torch_threads)
-    seed_everything(choice.args.seed)
+    threads, seed, config = choice.args.torch_threads, choice.args.seed, choice.config
+    if config is not None:
+        threads, seed = config.train.torch_threads or threads, config.train.seed
+    if threads:
+        torch.set_num_threads(threads)
+    seed_everything(seed)
+    if config is not None:
+        from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
+
+        served = ServedPolicy(config)
+        _log.info("Policy created: %s", served.name)
+        return served
     policy = make_policy(choice.policy_uid, choice.args.policy)
     _log.info("Policy created: %s", type(policy).__name__)
     return policy
@@ -115,7 +139,10 @@ def _build_algorithm(choice: Choice) -> BaseAlgorithm:
     from plugrl_server.algorithm.registration import make_algo
 
     policy = _build_policy(choice)
-    algorithm = make_algo(choice.algo_uid, policy, config=choice.args.algo)
+    if choice.config is not None:
+        algorithm = _serve_rlightning(policy, learns=True)
+    else:
+        algorithm = make_algo(choice.algo_uid, policy, config=choice.args.algo)
     if choice.args.learn_mode == "overlap":
         try:
             algorithm.separate_learner()
@@ -143,6 +170,7 @@ def _make_server(
         show_progress_bar=args.show_progress_bar,
         host=args.host,
         port=args.port,
+        metadata=None if choice.config is None else {"policy": choice.policy_uid},
         feedback_wait_timeout=args.feedback_wait_timeout,
         trainer_config=TrainerConfig(
             learn_mode=args.learn_mode,
@@ -189,6 +217,9 @@ def _plain_config(choice: Choice) -> dict[str, Any]:
             return [plain(item) for item in value]
         return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
+    if choice.config is not None:  # `rlightning eval` reads it from the checkpoint
+        described: dict[str, Any] = choice.config.model_dump(mode="json")
+        return described
     config: dict[str, Any] = plain(dataclasses.asdict(choice.args))
     config.pop("api_key", None)
     return {"policy_uid": choice.policy_uid, "algo_uid": choice.algo_uid, **config}

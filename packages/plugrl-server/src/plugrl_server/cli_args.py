@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Args", "Choice", "HelpRequested", "TrackArgs", "is_loopback", "parse"]
 
 PROGRAM = "plugrl-run-server"
-USAGE = f"usage: {PROGRAM} <policy> <variant> <algorithm> <variant> [flags]"
+USAGE = (
+    f"usage: {PROGRAM} <policy> <variant> <algorithm> <variant> [flags]\n"
+    f"       {PROGRAM} --rlightning CONFIG [a.b=c ...] [flags]"
+)
+RLIGHTNING = "rlightning"
+"""UID, as policy and as algorithm, of what an rlightning configuration describes."""
 _LEVELS = ("policy", "policy variant", "algorithm", "algorithm variant")
 
 
@@ -135,11 +140,13 @@ class Choice(NamedTuple):
     Attributes:
         policy_uid: and `algo_uid`: as registered.
         args: the flags, with the fields ``policy`` and ``algo`` besides those of `Args`.
+        config: of an rlightning policy, an `rlightning.config.MainConfig`; None for any other.
     """
 
     policy_uid: str
     algo_uid: str
     args: Any
+    config: Any = None
 
 
 class HelpRequested(Exception):  # noqa: N818  # not an error
@@ -158,6 +165,8 @@ def parse(argv: Sequence[str]) -> Choice:
     import plugrl_server.policy  # noqa: F401  # each registers the built-in ones
 
     rest = _import_plug_ins(list(argv))
+    if rest and rest[0].partition("=")[0] == "--rlightning":
+        return _parse_rlightning(rest)
     names: list[str] = []
     while rest and len(names) < len(_LEVELS) and not rest[0].startswith("-"):
         names.append(rest.pop(0))
@@ -172,6 +181,28 @@ def parse(argv: Sequence[str]) -> Choice:
     args = _flags(names, rest, policy=policy, algo=algo)
     args.validate()
     return Choice(policy_uid, algo_uid, args)
+
+
+def _parse_rlightning(rest: list[str]) -> Choice:
+    """Read ``--rlightning CONFIG [a.b=c ...] [flags]``: overrides stand before the flags."""
+    _, has_value, value = rest.pop(0).partition("=")
+    while not has_value and rest and not rest[0].startswith("-"):
+        value, has_value = rest.pop(0), "="
+    overrides = []
+    while rest and not rest[0].startswith("-"):
+        overrides.append(rest.pop(0))
+    if not value:
+        if "--help" not in rest and "-h" not in rest:
+            raise UsageError(f"--rlightning needs a configuration\n\n{USAGE}")
+        value = "CONFIG"
+    args = tyro.cli(Args, args=rest, prog=f"{PROGRAM} --rlightning {value}")
+    args.validate()
+    from plugrl_server.algorithm.rlightning.parts import load_config
+
+    config = load_config(value, overrides)
+    if config.train.seed is None:
+        config.train.seed = args.seed
+    return Choice(config.policy.type, RLIGHTNING, args, config)
 
 
 def _flags(names: list[str], rest: list[str], *, policy: Any, algo: Any) -> Any:
@@ -240,6 +271,7 @@ def _menu(names: list[str]) -> str:
     if not names:
         lines += [*_listed("policies", POLICIES), "", *_listed("algorithms", ALGORITHMS)]
         lines += ["", "flags:", "  --import MODULE  import a plug-in first; may be repeated"]
+        lines += ["  --rlightning CONFIG  instead of names: a policy of rlightning, see its docs"]
         lines += ["  --help           after all four names: every flag"]
     elif len(names) == 1:
         lines += [f"variants of {names[0]}: {', '.join(POLICIES.configs[names[0]])}"]

@@ -30,7 +30,7 @@ from plugrl_server.policy.state import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from plugrl_protocol.messages import Episode
     from plugrl_server.policy.base_policy import BasePolicy
@@ -217,6 +217,7 @@ class BaseAlgorithm(ABC):
         on_policy: whether only frames of the current policy may be learned from.
         break_action_chunk: kept for compatibility; the client decides how much of a chunk it uses.
         supports_overlap: whether `learn` leaves alone all that `infer` and `feedback_batch` touch.
+        follows_chains: whether `expect_chains` is called before each `infer`.
         global_step: environment steps that were stored.
         learner_policy: what `learn` trains; another object than ``policy`` in overlap mode.
         current_version: how often the policy has been learned, as told by the trainer.
@@ -225,6 +226,7 @@ class BaseAlgorithm(ABC):
     on_policy: ClassVar[bool] = True
     break_action_chunk: ClassVar[bool] = False
     supports_overlap: ClassVar[bool] = False
+    follows_chains: ClassVar[bool] = False
 
     def __init__(self, config: Any, policy: BasePolicy) -> None:
         self.config = config
@@ -241,6 +243,13 @@ class BaseAlgorithm(ABC):
     @abstractmethod
     def infer(self, obs: dict[str, Any]) -> tuple[np.ndarray[Any, Any], PolicyRuntimeState]:
         """Act on a batch; see `BasePolicy.get_action_and_runtime_state`."""
+
+    def expect_chains(self, chains: Sequence[int]) -> None:
+        """Take note of whose observations `infer` gets next, for algorithms that follow chains.
+
+        Args:
+            chains: one number per row, the one that its frame will have; see `FrameBatch.chains`.
+        """
 
     def derive_train_state(self, runtime_state: PolicyRuntimeState) -> PolicyTrainState:
         """Reduce a runtime state to what is stored: a nested map of arrays, or None."""

@@ -83,11 +83,19 @@ class CheckpointManager:
             )
         return step
 
-    def save_checkpoint(self, checkpoint: Checkpoint) -> pathlib.Path:
+    def has_step(self, step: int) -> bool:
+        """Whether there is a whole checkpoint of a step."""
+        return step in _steps(self.checkpoint_dir)
+
+    def save_checkpoint(self, checkpoint: Checkpoint, *, prune: bool = True) -> pathlib.Path:
         """Write a checkpoint, whole or not at all; give its directory.
 
         The generators of python, numpy and torch go in as they are now, unless the checkpoint
         brings them itself under ``meta["rng"]``.
+
+        Args:
+            checkpoint: what to write.
+            prune: remove the oldest ones beyond ``keep``.
         """
         import yaml
 
@@ -114,7 +122,8 @@ class CheckpointManager:
             ),
             write_policy_file=lambda path: _write_model(pathlib.Path(path), checkpoint.model),
         )
-        self._prune()
+        if prune:
+            self._prune()
         return directory
 
     def load_checkpoint(self, step: int | None = None) -> Checkpoint:

@@ -93,6 +93,12 @@ class ClientEnvs:
         chains: list[int] = self._chain[self._find(env_indices)].tolist()
         return chains
 
+    def chains_of(self, env_indices: Array) -> list[int]:
+        """Return the open chain of each of some environments."""
+        slots = self._find(env_indices)  # makes room, so that the columns may be others after it
+        chains: list[int] = self._chain[slots].tolist()
+        return chains
+
     def acted(self, env_indices: Array, step: InferStep) -> None:
         """Remember that an inference answered these environments, in this order."""
         self._settle()

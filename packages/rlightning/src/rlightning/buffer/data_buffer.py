@@ -169,6 +169,20 @@ class DataBuffer:
         self._unanswered = {}
         self._train_workers = train_worker_num
 
+    def add_worker(self, env_id: str, meta: EnvMeta) -> None:
+        """Prepare for a worker that joins after `init`."""
+        with self._lock:
+            kind = RowSegment if self._pipeline.by_row else Segment
+            self._segments[env_id] = kind(meta, device=self.config.storage.device)
+            self._rows[env_id] = meta.num_envs or 1
+
+    def remove_worker(self, env_id: str) -> None:
+        """Forget a worker, and what it left unfinished."""
+        with self._lock:
+            self._segments.pop(env_id)
+            self._rows.pop(env_id)
+            self._unanswered.pop(env_id, None)
+
     def size(self) -> int:
         """Return how many transitions the buffer holds; episodes where that is the unit."""
         return len(self.storage)

@@ -177,6 +177,19 @@ class ReplayBuffer(DataBuffer):
             )
             self._ring.on_drop = self._priorities.remove
 
+    def add_worker(self, env_id: str, meta: EnvMeta) -> None:
+        """Prepare for a worker that joins after `init`."""
+        with self._lock:
+            super().add_worker(env_id, meta)
+            if not self._by_segment:
+                self._streams[env_id] = Stream(meta, self._ring)
+
+    def remove_worker(self, env_id: str) -> None:
+        """Forget a worker, and what it left unfinished."""
+        with self._lock:
+            super().remove_worker(env_id)
+            self._streams.pop(env_id, None)
+
     def size(self) -> int:
         """Return how many transitions the buffer holds; episodes where that is the unit."""
         return super().size() if self._by_segment else self._ring.count
