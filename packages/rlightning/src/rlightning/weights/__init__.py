@@ -8,16 +8,18 @@ Which buffer, by ``policy.weight_buffer.buffer_strategy``:
 * ``Sharded``: `ShardedWeightBuffer`, the same, published in parts by all train workers at once.
 
 All have ``publish``, ``read`` (lend for a ``with`` block), ``get`` (to keep), ``wait_for``,
-``version``, ``staleness`` and ``close``.
+``version``, ``staleness`` and ``close``. `Offload` is for workers that share a GPU and take turns.
 """
 
 from rlightning.weights.cpu_weight_buffer import CPUWeightBuffer
+from rlightning.weights.offload import Offload
 from rlightning.weights.sharded_weight_buffer import ShardedWeightBuffer
 from rlightning.weights.transfer import PackedWeights, pack, unpack
 from rlightning.weights.weight_buffer import WeightBuffer
 
 __all__ = [
     "CPUWeightBuffer",
+    "Offload",
     "PackedWeights",
     "ShardedWeightBuffer",
     "WeightBuffer",
