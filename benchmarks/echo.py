@@ -3,7 +3,8 @@
 One cycle is infer, action, feedback. The bare side sends the very frames that the facades send and
 answers with the very action frame, without looking: same library, same number of messages, same
 bytes. Ours encodes, checks, keeps records and decodes at both ends. Server and client are two
-processes. Both sides take turns in small blocks, so that a busy machine hits both alike.
+processes. Both sides take turns in small blocks, so that a busy machine hits both alike; the
+processor time of both processes together says what a cycle costs on any machine.
 
 Run it alone: ``python benchmarks/echo.py [--quick]``. With ``picows`` installed it is measured too.
 """
@@ -15,6 +16,7 @@ import multiprocessing
 import os
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 from common import write_result
@@ -32,6 +34,7 @@ from plugrl_protocol.links import ClientOptions, ServerOptions, choose
 
 GOAL = 1.1
 ACTION = np.zeros((4, 1, 7), np.float32)
+MESSAGES = {"state only": 64, "two images": 4}
 
 
 class Answer:
@@ -103,34 +106,45 @@ def run_server(library, reply, pipe):
     asyncio.run(main())
 
 
-def observation(kind):
-    images = None
-    if kind == "two images":
-        rng = np.random.default_rng(0)
-        images = {
-            name: rng.integers(0, 255, (1, 224, 224, 3)).astype(np.uint8)
-            for name in ("base", "wrist")
-        }
-    return make_observation(num_envs=1, images=images, states={"pose": np.ones((1, 17), "f4")})
+def cpu_us(*pids):
+    """Read the processor time that processes took so far, where Linux tells it exactly."""
+    total_ns = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            total_ns += int(task.read_text().split()[0])
+    return total_ns / 1000
 
 
 def messages(kind):
-    seen, ids = observation(kind), np.zeros(1, np.int64)
-    infer = Infer(env_indices=ids, step_ids=ids, observation=seen)
-    feedback = Feedback(
-        env_indices=ids, step_ids=ids, observation=seen, rewards=np.ones(1, np.float32),
-        terminated=np.zeros(1, np.bool_), truncated=np.zeros(1, np.bool_),
-        steps=np.full(1, 4),
-    )  # fmt: skip
-    return infer, feedback
+    """Make pairs as one client sends them: the env stays; pose, images, step id, reward change."""
+    rng, pairs = np.random.default_rng(0), []
+    for number in range(MESSAGES[kind]):
+        images = None
+        if kind == "two images":
+            images = {
+                name: rng.integers(0, 255, (1, 224, 224, 3)).astype(np.uint8)
+                for name in ("base", "wrist")
+            }
+        seen = make_observation(
+            num_envs=1, images=images, states={"pose": rng.normal(size=(1, 17)).astype("f4")}
+        )
+        ids, step_ids = np.zeros(1, np.int64), np.full(1, number, np.int64)
+        infer = Infer(env_indices=ids, step_ids=step_ids, observation=seen)
+        feedback = Feedback(
+            env_indices=ids, step_ids=step_ids, observation=seen,
+            rewards=rng.normal(size=1).astype("f4"), terminated=np.zeros(1, np.bool_),
+            truncated=np.zeros(1, np.bool_), steps=np.full(1, 4),
+        )  # fmt: skip
+        pairs.append((infer, feedback))
+    return pairs
 
 
 def blocks(kind, library, *, rounds, size):
-    """Alternate blocks of ours and bare; give both lists of cycle times in microseconds."""
-    infer, feedback = messages(kind)
-    frames = encode(infer.to_wire()), encode(feedback.to_wire())
+    """Alternate blocks of ours and bare; give cycle times and processor times, in microseconds."""
+    pairs = messages(kind)
+    frames = [(encode(infer.to_wire()), encode(report.to_wire())) for infer, report in pairs]
     reply = encode(
-        {"message_type": "action", "data": {"env_ids": infer.env_indices, "action": ACTION}}
+        {"message_type": "action", "data": {"env_ids": np.zeros(1, np.int64), "action": ACTION}}
     )
     ours_end, far_end = multiprocessing.Pipe()
     server = multiprocessing.get_context("spawn").Process(
@@ -142,30 +156,36 @@ def blocks(kind, library, *, rounds, size):
     client.connect()
     link = choose(library).connect(ClientOptions(url=f"ws://127.0.0.1:{bare_port}"))
 
-    def ours():
+    def ours(number):
+        infer, report = pairs[number % len(pairs)]
         client.infer(infer)
-        client.feedback(feedback)
+        client.feedback(report)
 
-    def bare():
-        link.send(frames[0])
+    def bare(number):
+        infer, report = frames[number % len(frames)]
+        link.send(infer)
         link.receive(None)
-        link.send(frames[1])
+        link.send(report)
 
     times = {"ours": [], "bare": []}
+    cpu = {"ours": [], "bare": []}
     for number in range(rounds + 2):
         for name, cycle in (("ours", ours), ("bare", bare)):
-            for _ in range(size):
+            cpu_begin = cpu_us(os.getpid(), server.pid)
+            for turn in range(size):
                 begin = time.perf_counter()
-                cycle()
+                cycle(turn)
                 if number >= 2:
                     times[name].append((time.perf_counter() - begin) * 1e6)
+            if number >= 2:
+                cpu[name].append((cpu_us(os.getpid(), server.pid) - cpu_begin) / size)
     client.close()
     from plugrl_protocol import CLOSE_FINISHED
 
     link.close(CLOSE_FINISHED)
     ours_end.send("done")
     server.join(10)
-    return times, sum(map(len, frames)) + len(reply)
+    return times, cpu, sum(map(len, frames[0])) + len(reply)
 
 
 def main():
@@ -179,7 +199,7 @@ def main():
     rows = []
     for library in libraries:
         for kind in ("state only", "two images"):
-            times, size_bytes = blocks(kind, library, rounds=rounds, size=size)
+            times, cpu, size_bytes = blocks(kind, library, rounds=rounds, size=size)
             ours, bare = sorted(times["ours"]), sorted(times["bare"])
             rows.append(
                 {
@@ -192,7 +212,12 @@ def main():
                     "bare_p10_us": round(bare[len(bare) // 10]),
                     "ours_p99_us": round(ours[int(0.99 * len(ours))]),
                     "bare_p99_us": round(bare[int(0.99 * len(bare))]),
+                    "ours_cpu_us": round(statistics.median(cpu["ours"])),
+                    "bare_cpu_us": round(statistics.median(cpu["bare"])),
                     "cycles_per_s": round(1e6 / statistics.median(ours)),
+                    "ratio_cpu": round(
+                        statistics.median(cpu["ours"]) / max(1.0, statistics.median(cpu["bare"])), 3
+                    ),
                     "ratio_p10": round(ours[len(ours) // 10] / bare[len(bare) // 10], 3),
                     "ratio_p50": round(statistics.median(ours) / statistics.median(bare), 3),
                 }
