@@ -1,5 +1,6 @@
 """Built-in policies: shapes, bounds, log-probabilities, and what they say to a wrong client."""
 
+import copy
 import subprocess
 import sys
 
@@ -231,3 +232,15 @@ def test_the_short_way_through_the_networks_computes_what_the_modules_compute():
         torch.testing.assert_close(state.value, value.detach())
         torch.testing.assert_close(state.action, distribution.mode().detach())
         policy.update_obs_stats(torch.randn(64, 3) + 1.0)
+
+
+def test_a_copy_made_after_acting_follows_its_own_weights():
+    """The short way keeps weights in one vector; a copy must not go on with that of the first."""
+    policy = make_policy("gaussian-policy", GaussianPolicyConfig(obs_dim=3, deterministic=True))
+    seen = {"images": {}, "states": {"obs": np.ones((2, 3), np.float32)}, "text": [""] * 2}
+    before = policy.get_action_and_runtime_state(seen)[1].value
+    other = copy.deepcopy(policy)
+    with torch.no_grad():
+        other.actor_critic.value_head.bias.add_(1.0)
+    torch.testing.assert_close(other.get_action_and_runtime_state(seen)[1].value, before + 1.0)
+    torch.testing.assert_close(policy.get_action_and_runtime_state(seen)[1].value, before)

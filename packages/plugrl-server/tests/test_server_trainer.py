@@ -22,6 +22,7 @@ from plugrl_server.algorithm.eval import EvalConfig
 from plugrl_server.algorithm.ppo import PPOConfig
 from plugrl_server.algorithm.registration import make_algo
 from plugrl_server.algorithm.sac import SACConfig
+from plugrl_server.common.checkpoint_manager import CheckpointManager
 from plugrl_server.policy.base_policy import BasePolicy
 from plugrl_server.policy.dummy import DummyPolicyConfig
 from plugrl_server.policy.gaussian import GaussianPolicyConfig
@@ -440,6 +441,48 @@ def test_a_learner_that_fails_ends_the_run_and_says_so():
             client.play()
         running.join()
     assert isinstance(running.ending[0], ZeroDivisionError)
+
+
+def learn_fails(algorithm):
+    def fail():
+        raise ZeroDivisionError("in learn")
+
+    algorithm.learn_impl = fail
+
+
+def feedback_fails(algorithm):
+    store = algorithm.feedback_batch
+
+    def fail(batch):
+        if algorithm.global_step >= 10:
+            raise ZeroDivisionError("in feedback")
+        return store(batch)
+
+    algorithm.feedback_batch = fail
+
+
+@pytest.mark.parametrize("config", [NEVER_INLINE, ALWAYS_INLINE, OVERLAP])
+@pytest.mark.parametrize("spoil", [learn_fails, feedback_fails])
+def test_a_users_code_that_raises_costs_nothing_of_what_was_stored(tmp_path, spoil, config):
+    """The run is saved before clients hear 1011, and goes on from there once the code is mended."""
+    algorithm = ppo(separate=config is OVERLAP)
+    algorithm.frames_before_control = lambda: 0
+    spoil(algorithm)
+    options = {"config": {"policy_uid": "gaussian-policy"}, "keep": 1}
+    manager = CheckpointManager(tmp_path / "run", overwrite=False, resume=False, **options)
+    with serve(algorithm, checkpoint_manager=manager, trainer_config=config) as running:
+        client = TaskClient(running.url, IdentityTask(2, discrete=False))
+        with pytest.raises(ServerFailedError):
+            client.play()
+        running.join()
+    assert isinstance(running.ending[0], ZeroDivisionError)
+    assert manager.latest_step() == algorithm.global_step >= 10
+    mended = ppo(separate=config is OVERLAP)
+    mended.load_checkpoint(manager.load_checkpoint())
+    assert len(mended.filling) == len(algorithm.filling)
+    assert len(mended.filling) > 0 or config is OVERLAP, "the learner's own frames go with it"
+    play_to_the_end(mended, trainer_config=config)
+    assert mended.global_step >= 400
 
 
 def test_eval_stops_after_its_episodes_and_logs_them():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy, BaseTorchPolicyConfig
 from plugrl_server.policy.registration import register_policy, register_policy_config
 from rlightning.ops.distributions import squashed_gaussian_log_prob, squashed_gaussian_sample
+from rlightning.ops.q_learning import polyak_update
 
 UID = "sac_policy"
 
@@ -120,12 +121,9 @@ class SACPolicy(BaseTorchPolicy):
         """What the critics' optimizer moves."""
         return list(self.critics.parameters())
 
-    @torch.no_grad()
     def update_targets(self, tau: float) -> None:
         """Move the slow critics a fraction `tau` of the way."""
-        pairs = zip(self.target_critics.parameters(), self.critics.parameters(), strict=True)
-        for slow, fast in pairs:
-            slow.lerp_(fast, tau)
+        polyak_update(self.target_critics.parameters(), self.critics.parameters(), tau=tau)
 
 
 if __name__ == "__main__":

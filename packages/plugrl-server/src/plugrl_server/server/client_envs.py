@@ -90,11 +90,6 @@ class ClientEnvs:
 
     def chains_of(self, env_indices: Array) -> list[int]:
         """Return the open chain of each of some environments."""
-        chains: list[int] = self._chain[self._find(env_indices)].tolist()
-        return chains
-
-    def chains_of(self, env_indices: Array) -> list[int]:
-        """Return the open chain of each of some environments."""
         slots = self._find(env_indices)  # makes room, so that the columns may be others after it
         chains: list[int] = self._chain[slots].tolist()
         return chains

@@ -13,14 +13,12 @@ take longer; one call that takes longer sends it back to its thread. Knows nothi
 
 from __future__ import annotations
 
-import enum
 import itertools
 import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from plugrl_protocol.errors import (
     CLOSE_INTERNAL_ERROR,
@@ -40,6 +38,7 @@ from plugrl_server.server.inference import (
 from plugrl_server.server.inline_guard import InlineGuard
 from plugrl_server.server.learner import Learner
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
+from plugrl_server.server.trainer_config import Ending, TrainerConfig
 from rlightning.runtime.batcher import (
     BatchRule,
     Decision,
@@ -68,28 +67,6 @@ _MAX_INBOX = 65_536
 _WORTH_WAITING_S = 0.0002
 _REPORT_DELAY_S = 0.005
 _AT_ONCE = BatchRule(deadline_s=0.0)
-
-
-class Ending(enum.Enum):
-    """How a run came to its end."""
-
-    FINISHED = "the run is finished"
-    INTERRUPTED = "somebody asked it to stop"
-    FAILED = "learning or acting failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerConfig:
-    """How acting and learning take turns."""
-
-    learn_mode: Literal["sync", "overlap"] = "sync"
-    """Whether requests wait while the policy is learned, or are answered by its last version."""
-    mini_infer_batch_size: int | None = None
-    """Environments with which a batch goes at once; None waits for every client that is due."""
-    batch_deadline_ms: float = 5.0
-    """Longest wait of a request for others; never longer than a forward pass takes."""
-    inline_limit_ms: float = 1.0
-    """Forward passes up to this long run on the event loop; 0 never does."""
 
 
 class _Left(NamedTuple):
@@ -574,11 +551,24 @@ class Trainer:
         self._on_ending(ending if self.error is None else Ending.FAILED)
 
     def _fail(self, error: BaseException) -> None:
-        """End the run without saving: what is in memory may be half of something."""
+        """End the run, from any thread; what there is is saved once the learner is at rest."""
         if self.error is not None:
             return
         _log.critical("the run failed", exc_info=error)
         self.error = error
         self._ended = True
         self._wake.set()
-        self._on_ending(Ending.FAILED)
+        self._learner.submit(self._end_failed)
+
+    def _end_failed(self) -> None:
+        """Save next to the earlier checkpoints, none of which goes; in the learner's thread."""
+        try:
+            with self._turn_lock:
+                step, manager = self.algorithm.global_step, self._checkpoints
+                if manager is not None and not manager.has_step(step):
+                    where = manager.save_checkpoint(self.checkpoint(), prune=False)
+                    _log.warning("saved %s as the failure left it", where)
+        except Exception:  # noqa: BLE001  # the run has failed already
+            _log.exception("the run's last state cannot be saved; earlier checkpoints remain")
+        finally:
+            self._on_ending(Ending.FAILED)

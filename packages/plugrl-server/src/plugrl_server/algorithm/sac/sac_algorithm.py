@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, EpisodeMetricWindow
 from plugrl_server.algorithm.registration import register_algo
@@ -30,6 +29,8 @@ from plugrl_server.buffer.replay_buffer import ReplayBuffer
 from plugrl_server.common.trees import map_tree
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import pick_fields
+from rlightning.ops.q_learning import ensemble_loss, td_target
+from rlightning.ops.soft_actor_critic import actor_loss, soft_value, temperature_loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,8 +200,8 @@ class SACAlgorithm(BaseAlgorithm):
                 loss, entropy = self._actor_loss(obs)
                 logged["policy_loss"] = self._step("policy", loss)
                 if "alpha" in self.optimizers:
-                    gap = entropy - self.target_entropy
-                    logged["alpha_loss"] = self._step("alpha", policy.log_alpha.exp() * gap)
+                    loss = temperature_loss(policy.log_alpha, entropy, self.target_entropy)
+                    logged["alpha_loss"] = self._step("alpha", loss)
             logged |= {"alpha": float(policy.log_alpha.detach().exp()), "entropy": float(entropy)}
         if self.updates % int(config.target_network_frequency) == 0:
             policy.update_targets(config.tau)
@@ -213,20 +214,16 @@ class SACAlgorithm(BaseAlgorithm):
         policy = self._learner()
         with torch.no_grad():
             action, logprob = policy.sample_with_log_prob(batch["next_obs"])
-            value = policy.q_values(batch["next_obs"], action, target=True).amin(0)
-            value = value - policy.log_alpha.exp() * logprob
-            # Selected, not multiplied: what follows a termination may be anything.
-            value = torch.where(batch["discount"] > 0, batch["discount"] * value, 0.0)
-            target = batch["reward"] + value
-        estimates = policy.q_values(batch["obs"], batch["action"])
-        return sum((functional.mse_loss(q, target) for q in estimates), torch.zeros(()))
+            values = policy.q_values(batch["next_obs"], action, target=True)
+            value = soft_value(values, logprob, policy.log_alpha.exp())
+            target = td_target(batch["reward"], batch["discount"], value)
+        return ensemble_loss(policy.q_values(batch["obs"], batch["action"]), target)
 
     def _actor_loss(self, obs: Any) -> tuple[Tensor, Tensor]:
         """Give the loss and the entropy of the batch, the latter detached."""
         policy = self._learner()
         action, logprob = policy.sample_with_log_prob(obs)
-        value = policy.q_values(obs, action).amin(0)
-        loss: Tensor = (policy.log_alpha.detach().exp() * logprob - value).mean()
+        loss = actor_loss(policy.q_values(obs, action), logprob, policy.log_alpha.exp())
         return loss, -logprob.mean().detach()
 
     def _step(self, name: str, loss: Tensor) -> float:

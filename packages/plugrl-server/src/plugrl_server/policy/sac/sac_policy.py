@@ -15,6 +15,7 @@ from plugrl_server.policy.observation import join_states
 from plugrl_server.policy.registration import register_policy
 from rlightning.models.mlp import MLP
 from rlightning.ops.distributions import squashed_gaussian_log_prob, squashed_gaussian_sample
+from rlightning.ops.q_learning import polyak_update
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,9 +137,6 @@ class SACPolicy(BaseTorchPolicy):
         """What the critics' optimizer moves."""
         return list(self.critics.parameters())
 
-    @torch.no_grad()
     def update_targets(self, tau: float) -> None:
         """Move the slow critics a fraction `tau` of the way."""
-        pairs = zip(self.target_critics.parameters(), self.critics.parameters(), strict=True)
-        for slow, fast in pairs:
-            slow.lerp_(fast, tau)
+        polyak_update(self.target_critics.parameters(), self.critics.parameters(), tau=tau)
