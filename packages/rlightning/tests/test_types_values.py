@@ -1,6 +1,7 @@
 """The values that travel between stages: fields, conversions, identity, pickling."""
 
 import copy
+import dataclasses
 import pickle
 import subprocess
 import sys
@@ -299,3 +300,47 @@ def test_env_meta_is_empty_by_default():
         None,
         None,
     )
+
+
+def arrays_only(n=2):
+    return EnvRet(
+        "a-0", np.ones((n, 3), np.float32), np.arange(n, dtype=np.float32), np.zeros(n, bool),
+        np.ones(n, bool), {"x": np.arange(n, dtype=np.float64)},
+    )  # fmt: skip
+
+
+def test_an_env_ret_of_arrays_becomes_one_of_tensors_that_share_their_memory():
+    source = arrays_only()
+    moved = source.to("cpu")
+    assert isinstance(moved, EnvRet)
+    assert hash(moved) == hash(source)
+    source.last_reward[0] = 7.0
+    for field in ("observation", "last_reward", "last_terminated", "last_truncated"):
+        assert isinstance(getattr(moved, field), torch.Tensor)
+        assert np.array_equal(getattr(moved, field).numpy(), getattr(source, field))
+        assert getattr(moved, field) is getattr(moved, field)
+    assert moved.info["x"].dtype == torch.float64
+    moved.info["y"] = 1
+    assert "y" not in source.info
+    assert list(moved.to_dict()) == list(source.to_dict())
+    assert moved.ts_env_sent_ns == source.ts_env_sent_ns
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
+)
+def test_an_env_ret_of_shared_tensors_copies_and_pickles(copied):
+    twin = copied(arrays_only().to("cpu"))
+    assert type(twin) is EnvRet
+    assert torch.equal(twin.last_reward, torch.tensor([0.0, 1.0]))
+    assert twin.info["x"].tolist() == [0.0, 1.0]
+
+
+def test_fields_of_an_env_ret_of_shared_tensors_can_be_set_and_replaced():
+    moved = arrays_only().to("cpu")
+    moved.last_reward = 5.0
+    assert moved.last_reward == 5.0
+    replaced = dataclasses.replace(moved, env_id="b-1")
+    assert (replaced.env_id, replaced.last_reward) == ("b-1", 5.0)
+    assert isinstance(replaced.last_truncated, torch.Tensor)
+    assert isinstance(moved.numpy().last_truncated, np.ndarray)

@@ -94,7 +94,8 @@ class ActionBorder:
             )
         if self._bounded:
             # Clipping in the wider type keeps a float64 action from rounding past a bound.
-            array = np.clip(array, self._low, self._high)
+            # Two ufuncs take a third of the time of np.clip.
+            array = np.minimum(np.maximum(array, self._low), self._high)
         if not self._continuous and array.dtype.kind == "f":
             array = np.rint(array)
         return array.astype(dtype)

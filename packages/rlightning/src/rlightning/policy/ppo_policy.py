@@ -136,7 +136,7 @@ class PPOPolicy(BasePolicy):
     def _network(self) -> ActorCritic:
         """The actor-critic without its data-parallel wrapper."""
         # As `self.actor_critic`, without the search of nn.Module: this is read at every step.
-        return cast("ActorCritic", unwrap(self._modules["actor_critic"]))
+        return cast("ActorCritic", unwrap(cast("nn.Module", self._modules["actor_critic"])))
 
     # ---- acting --------------------------------------------------------------------------------
 

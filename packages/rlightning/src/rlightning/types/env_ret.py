@@ -6,9 +6,13 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlightning.types.convert import device_mover, to_numpy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 __all__ = ["EnvRet", "MultiAgentEnvRet", "Processed_EnvRet_fields"]
@@ -79,7 +83,10 @@ class EnvRet:
 
     def to(self, device: str | torch.device) -> EnvRet:
         """Return a copy whose arrays and tensors are tensors on `device`."""
-        return self._map(device_mover(device))
+        move = device_mover(device)
+        if device == "cpu" and type(self) is EnvRet and _is_all_arrays(self):
+            return _SharedEnvRet.of(self, move)
+        return self._map(move)
 
     def cpu(self) -> EnvRet:
         """Return a copy whose arrays and tensors are CPU tensors."""
@@ -114,6 +121,59 @@ class EnvRet:
         """Return the seconds since `mark_env_sent`, never negative."""
         now_ns = time.monotonic_ns() if now_ns is None else now_ns
         return max(0.0, (now_ns - self.ts_env_sent_ns) / 1e9)
+
+
+def _is_all_arrays(env_ret: EnvRet) -> bool:
+    """Return whether everything beside the observation is a plain array."""
+    fields = (env_ret.last_reward, env_ret.last_terminated, env_ret.last_truncated)
+    return not env_ret._extra and all(
+        type(value) is np.ndarray for value in (*fields, *env_ret.info.values())
+    )
+
+
+class _Shared:
+    """A field that becomes tensors when it is first read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, env_ret: Any, owner: type | None = None) -> Any:
+        if env_ret is None:
+            return self
+        source, move = env_ret._source
+        value = env_ret.__dict__[self._name] = move(source[self._name])
+        return value
+
+
+class _SharedEnvRet(EnvRet):
+    """An `EnvRet` of CPU tensors that share their memory with arrays.
+
+    Most policies read nothing but the observation, at every step, so the rest waits until it is
+    read. A copy or a pickle of it is a plain `EnvRet`.
+    """
+
+    last_reward = _Shared()
+    last_terminated = _Shared()
+    last_truncated = _Shared()
+    info = _Shared()
+
+    @classmethod
+    def of(cls, env_ret: EnvRet, move: Callable[[Any], Any]) -> EnvRet:
+        """Return `env_ret`, to be moved by `move`."""
+        shared = cls.__new__(cls)
+        source = {**env_ret.__dict__, "info": dict(env_ret.info)}
+        shared.__dict__.update(
+            env_id=env_ret.env_id,
+            observation=move(env_ret.observation),
+            _extra={},
+            ts_env_sent_ns=env_ret.ts_env_sent_ns,
+            _source=(source, move),
+        )
+        return shared
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+        return EnvRet, values
 
 
 class MultiAgentEnvRet(EnvRet):
