@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from plugrl_server.errors import PolicyContractError
+from rlightning.policy.state import find_modules
 
 if TYPE_CHECKING:
     from plugrl_server.policy.base_policy import BasePolicy
@@ -41,15 +42,23 @@ def snapshot(value: Any) -> Any:
 
 
 def copy_weights(policy: Any) -> dict[str, Any] | None:
-    """Copy a policy's ``state_dict``; None for a policy without one."""
+    """Copy a policy's weights in rlightning's form; None for a policy without weights.
+
+    Returns:
+        ``weights``: the state dicts of the modules that train, by name; ``extra``: every other
+        parameter and buffer by its full name.
+    """
     if not isinstance(policy, nn.Module):
         return None
-    weights: dict[str, Any] = snapshot(dict(policy.state_dict()))
+    modules = {name: dict(module.state_dict()) for name, module in find_modules(policy)}
+    inside = {f"{name}.{key}" for name, state in modules.items() for key in state}
+    extra = {key: value for key, value in policy.state_dict().items() if key not in inside}
+    weights: dict[str, Any] = snapshot({"weights": modules, "extra": extra})
     return weights
 
 
 def load_weights(policy: Any, weights: dict[str, Any] | None) -> None:
-    """Load what `copy_weights` gave.
+    """Load what `copy_weights` gave, here or in rlightning.
 
     Raises:
         PolicyContractError: the names or shapes are not this policy's.
@@ -57,8 +66,10 @@ def load_weights(policy: Any, weights: dict[str, Any] | None) -> None:
     if weights is None or not isinstance(policy, nn.Module):
         return
     try:
-        policy.load_state_dict(weights)
-    except RuntimeError as error:
+        modules = weights["weights"].items()
+        flat = {f"{name}.{key}": value for name, state in modules for key, value in state.items()}
+        policy.load_state_dict({**flat, **weights["extra"]})
+    except (RuntimeError, KeyError, AttributeError) as error:
         raise PolicyContractError(
             f"the checkpoint's weights do not fit {type(policy).__name__}; it was saved by another "
             f"policy or with other flags ({error})"

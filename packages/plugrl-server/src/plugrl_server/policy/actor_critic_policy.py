@@ -1,14 +1,14 @@
 """A policy and a value function on state vectors: what ``gaussian-policy`` and others share.
 
 The networks are rlightning's `ActorCritic`, observations are normalised by rlightning's
-`RunningMeanStd`. Algorithms call `evaluate_actions`, `get_value` and `update_obs_stats`.
+`ObservationNormalizer`. Algorithms call `evaluate_actions`, `get_value` and `update_obs_stats`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,13 +17,14 @@ from gymnasium import spaces
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
 from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
-from rlightning.ops.normalization import RunningMeanStd
+from rlightning.models.normalizer import ObservationNormalizer
 from rlightning.ops.plain_networks import PlainNetworks, draw_gaussian
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from plugrl_server.policy.actor_critic_config import ActorCriticPolicyConfig
+    from rlightning.ops.normalization import RunningMeanStd
 
 __all__ = ["ActorCriticPolicy", "ActorCriticRuntimeState"]
 
@@ -79,13 +80,22 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
             log_std_init=log_std_init,
         )
         self.actor_critic = ActorCritic(space, action_space, options)
-        self.obs_stats = RunningMeanStd((config.obs_dim,), clip=config.obs_clip)
+        # By the names of rlightning's PPOPolicy: a checkpoint of one loads in the other.
+        self.observation_normalizer: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self.observation_normalizer = ObservationNormalizer(space, clip=config.obs_clip)
         self.action_space = action_space
         self.action_horizon = 1
         self.to(self.device)
         self._plain: PlainNetworks | None = None
         self._may_be_plain = True
         self._scale: _Scale | None = None
+
+    @property
+    def obs_stats(self) -> RunningMeanStd:
+        """Mean and spread of state vectors; only where they are normalised."""
+        assert self.observation_normalizer is not None  # who asks has seen the configuration
+        return cast("RunningMeanStd", self.observation_normalizer.statistics[0])
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is derived: arrays that share memory would be copied apart."""
