@@ -12,7 +12,7 @@ import importlib.util
 from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from plugrl_server.errors import MissingExtraError
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Kind", "Registry", "Spec", "load_entry_points"]
+
+_C = TypeVar("_C", bound=type[Any])
 
 ENTRY_POINT_GROUP: Final = "plugrl_server.plugins"
 """Entry points of this group are modules that register policies and algorithms when imported."""
@@ -103,15 +105,25 @@ class Registry:
         self.specs: dict[str, Spec] = {}
         self.configs: defaultdict[str, dict[str, Any]] = defaultdict(dict)
 
-    def register(self, uid: str, *, override: bool = False, **default_kwargs: Any) -> Any:
-        """Register a class under `uid`, as a decorator.
+    def register(
+        self,
+        uid: str,
+        override: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+        **default_kwargs: Any,
+    ) -> Callable[[_C], _C]:
+        """Register a class, as a decorator.
+
+        Args:
+            uid: its name on the command line.
+            override: whether it may take the UID of another class.
+            **default_kwargs: keyword arguments of every construction.
 
         Raises:
-            KeyError: the UID is taken by another class and `override` is false.
-            TypeError: the class has not the right base.
+            KeyError: the UID is taken.
+            TypeError: the class has not the base that its kind must have.
         """
 
-        def decorate(cls: type[Any]) -> type[Any]:
+        def decorate(cls: _C) -> _C:
             base = self.kind.base()
             if not (isinstance(cls, type) and issubclass(cls, base)):
                 raise TypeError(
@@ -125,18 +137,29 @@ class Registry:
 
         return decorate
 
-    def register_lazy(self, uid: str, target: str, *, extra: str = "", requires: str = "") -> None:
-        """Register ``"module:Class"`` under `uid`; it is imported when it is chosen."""
+    def register_builtin(
+        self, uid: str, target: str, *, extra: str = "", requires: str = ""
+    ) -> None:
+        """Register ``"module:Class"``, imported when it is chosen.
+
+        Args:
+            uid: its name on the command line.
+            target: where the class is.
+            extra: the extra of this distribution that it needs.
+            requires: a module of that extra.
+        """
         self.specs.setdefault(uid, Spec(uid, target, {}, extra, requires))
 
-    def register_config(self, uid: str, variant: str = "default") -> Any:
-        """Register a configuration class, as a decorator; it is constructed at once, from defaults.
+    def register_config(self, uid: str, variant: str = "default") -> Callable[[_C], _C]:
+        """Register a configuration class, as a decorator. Every field needs a default.
+
+        It is constructed at once, from the defaults.
 
         Raises:
-            KeyError: the variant is taken.
+            KeyError: the pair is taken.
         """
 
-        def decorate(cls: type[Any]) -> type[Any]:
+        def decorate(cls: _C) -> _C:
             if variant in self.configs[uid]:
                 raise KeyError(f"{self.kind.title} config {uid} {variant} is already registered.")
             self.configs[uid][variant] = cls()
