@@ -32,6 +32,8 @@ from plugrl_protocol.messages import FEATURE_REUSE, FEATURE_STEPS
 
 QUIET_S = 0.3
 PONG_S = 2.0
+SLOW_PONG_S = 0.4
+PING_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +165,41 @@ def _frame_cap(setup: Setup) -> None:
 
 @clause("ping", 1, "pings are answered while the policy infers")
 def _ping(setup: Setup) -> None:
-    deadline = time.monotonic() + setup.target.timeout_s
     with setup.client() as client:
-        client.send(infer_map(setup.target, [0]))
-        while True:
-            # The first ping comes a moment later, when the policy is at work.
-            with contextlib.suppress(TimeoutError):
-                client.connection.recv(timeout=0.1)
+        for _ in range(PING_TRIES):
+            if _is_answered_while_inferring(client):
                 return
-            begin = time.monotonic()
-            client.connection.ping().wait(PONG_S)
-            waited = time.monotonic() - begin
-            if waited > PONG_S / 2:
-                raise ViolationError("ping", f"no pong within {waited:.1f} s while inferring")
-            if begin > deadline:
-                raise ViolationError("ping", "no action came")
+            client.report([0])
+    raise ViolationError(
+        "ping", f"{PING_TRIES} times, a ping had no pong within {SLOW_PONG_S:g} s while inferring"
+    )
+
+
+def _is_answered_while_inferring(client: RawClient) -> bool:
+    """Ask for an action, and ping until it comes.
+
+    Returns:
+        Whether each pong came while the action was still awaited, or soon: a busy machine may be
+        late once. A ping that travels with the infer is answered before the policy begins, and one
+        that meets the action on its way tells nothing; so there is one after another.
+    """
+    client.send(infer_map(client.target, [0]))
+    deadline = time.monotonic() + client.target.timeout_s
+    is_answered = True
+    while True:
+        with contextlib.suppress(TimeoutError):
+            client.connection.recv(timeout=0.1)
+            return is_answered
+        if time.monotonic() > deadline:
+            raise ViolationError("ping", "no action came")
+        pong = client.connection.ping()
+        if not pong.wait(SLOW_PONG_S):
+            with contextlib.suppress(TimeoutError):
+                client.connection.recv(timeout=0)
+                return is_answered
+            is_answered = False
+            if not pong.wait(PONG_S):
+                raise ViolationError("ping", f"no pong within {PONG_S:g} s while inferring")
 
 
 # ---------------------------------------------------------------------------------------- turns
