@@ -10,22 +10,42 @@ import yaml
 
 from rlightning.build import build_env_group, build_policy_group, check_config
 from rlightning.checkpoint import find_checkpoint, load_weights
+from rlightning.cli.train import read_config
 from rlightning.config import MainConfig
 from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.engine.recording import record_episodes, show_episodes
+from rlightning.errors import CheckpointError, ConfigError
 from rlightning.utils.registry import load_modules_from_config
 from rlightning.utils.seeding import derive_seed, seed_everything
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rlightning.env import EnvGroup
     from rlightning.policy import PolicyGroup
 
 __all__ = ["evaluate", "play"]
 
 
-def evaluate(checkpoint: str, *, episodes: int, seed: int) -> None:
-    """Play episodes without exploration and print what came of them."""
-    path, config = _open(checkpoint, seed)
+def evaluate(
+    checkpoint: str,
+    *,
+    episodes: int,
+    seed: int,
+    config_name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> None:
+    """Play episodes without exploration and print what came of them.
+
+    Args:
+        checkpoint: a checkpoint, or a folder of some.
+        episodes: how many.
+        seed: of the environments.
+        config_name: a shipped configuration or a YAML file, for a checkpoint that brings none: one
+            of a policy of the training server's own.
+        overrides: of that configuration.
+    """
+    path, config = _open(checkpoint, seed, config_name, overrides)
     group = build_env_group(config.env)
     env_group = group.for_evaluation()
     group.close()
@@ -62,14 +82,31 @@ def play(checkpoint: str, *, episodes: int, seed: int, video: str | None) -> Non
         sys.stdout.write(f"episode {number}: return {value:.1f}\n")
 
 
-def _open(checkpoint: str, seed: int) -> tuple[pathlib.Path, MainConfig]:
+def _open(
+    checkpoint: str, seed: int, config_name: str | None = None, overrides: Sequence[str] = ()
+) -> tuple[pathlib.Path, MainConfig]:
+    if overrides and config_name is None:
+        raise ConfigError(
+            f"unrecognized arguments: {' '.join(overrides)}; they change the configuration that "
+            "--config names"
+        )
     path = find_checkpoint(pathlib.Path(checkpoint))
-    text = (path / "config.yaml").read_text(encoding="utf-8")
-    config = MainConfig.from_dict(yaml.safe_load(text))
+    config = _saved_config(path) if config_name is None else read_config(config_name, overrides)
     load_modules_from_config(config)
     check_config(config)
     seed_everything(seed)
     return path, config
+
+
+def _saved_config(path: pathlib.Path) -> MainConfig:
+    saved = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")) or {}
+    if "policy_uid" in saved:
+        raise CheckpointError(
+            f"{path} was saved by the training server's policy {saved['policy_uid']!r}, which does "
+            "not say in which environment to evaluate it: give a configuration with --config, for "
+            "example --config pendulum_ppo policy.model_cfg.normalize_observations=true"
+        )
+    return MainConfig.from_dict(saved)
 
 
 def _load(path: pathlib.Path, config: MainConfig, env_group: EnvGroup, seed: int) -> PolicyGroup:

@@ -39,7 +39,13 @@ def _run(arguments: argparse.Namespace) -> None:
         case "eval":
             from rlightning.cli.evaluate import evaluate
 
-            evaluate(arguments.checkpoint, episodes=arguments.episodes, seed=arguments.seed)
+            evaluate(
+                arguments.checkpoint,
+                episodes=arguments.episodes,
+                seed=arguments.seed,
+                config_name=arguments.config,
+                overrides=arguments.overrides,
+            )
         case "play":
             from rlightning.cli.evaluate import play
 
@@ -83,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
     evaluate.add_argument("--episodes", type=_positive, default=100, help="episodes to play")
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the environments")
+    evaluate.add_argument(
+        "--config", help="configuration for a checkpoint that has none, of the training server"
+    )
+    evaluate.add_argument("overrides", nargs="*", help="a.b=c: changes of that configuration")
 
     play = commands.add_parser("play", help="watch a trained policy, in a window or as a video")
     play.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")

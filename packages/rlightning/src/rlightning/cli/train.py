@@ -15,10 +15,11 @@ from rlightning.utils.progress import get_console
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from rlightning.config import MainConfig
 
-__all__ = ["CONFIGS", "train"]
+__all__ = ["CONFIGS", "find_config", "read_config", "train"]
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 """The configurations that ship with the package."""
@@ -34,11 +35,21 @@ _MEASURES = (
 )
 
 
+def find_config(name: str) -> tuple[pathlib.Path, str]:
+    """Return the folder and the stem of a shipped configuration, or of a YAML file."""
+    path = pathlib.Path(name)
+    is_file = path.suffix in (".yaml", ".yml")
+    return (path.parent, path.stem) if is_file else (CONFIGS, name)
+
+
+def read_config(name: str, overrides: Sequence[str] = ()) -> MainConfig:
+    """Return a shipped configuration, or that of a YAML file."""
+    return compose_main(*find_config(name), overrides)
+
+
 def train(arguments: argparse.Namespace) -> None:
     """Run the command."""
-    path = pathlib.Path(arguments.config)
-    is_file = path.suffix in (".yaml", ".yml")
-    folder, name = (path.parent, path.stem) if is_file else (CONFIGS, arguments.config)
+    folder, name = find_config(arguments.config)
     if arguments.cfg:
         print_config(folder, name, arguments.overrides)
         return
