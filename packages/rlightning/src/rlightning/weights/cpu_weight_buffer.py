@@ -53,11 +53,15 @@ class _Slot:
         )
         self._parsed: tuple[bytes, Layout, list[torch.Tensor]] | None = None
 
-    def write_outline(self, text: bytes) -> None:
-        """Describe what the tensors that follow mean."""
+    def describe(self, text: bytes, layout: Layout) -> list[torch.Tensor]:
+        """Say what lies in the slot; return the tensors to copy it into."""
+        if self._parsed is not None and self._parsed[0] == text:
+            return self._parsed[2]
         room = self.memory[_HEAD_BYTES : _HEAD_BYTES + len(text)]
         room.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
         self.words[_OUTLINE_BYTES] = len(text)
+        self._parsed = (text, layout, layout.views(self.data))
+        return self._parsed[2]
 
     def parse(self) -> tuple[Layout, list[torch.Tensor]]:
         """Return the layout of its set and the tensors in it; cheap where the outline is known."""
@@ -115,6 +119,7 @@ class CPUWeightBuffer:
             memory[:_HEAD_BYTES].numpy().view(np.int64)
         )
         self._slots: dict[int, _Slot] = {}
+        self._outlined: tuple[Layout, bytes] | None = None
         self._room = (0, 0)  # bytes of outline and of tensors that this process's slots take
         self._generation = -1
         self._created: list[str] = [] if hold is None else [f"{name}-header"]
@@ -151,13 +156,14 @@ class CPUWeightBuffer:
             if version <= self.version:
                 raise ValueError(f"version {version} was published after version {self.version}")
             layout, tensors = Layout.of(weights)
-            text = layout.to_json()
+            if self._outlined is None or self._outlined[0] != layout:
+                self._outlined = (layout, layout.to_json())
+            text = self._outlined[1]
             number = self._next_slot(len(text), layout.size_bytes)
             slot = self._slot(number)
             with self._reserved(slot):
                 slot.words[_IN_SLOT] = _NOTHING
-                slot.write_outline(text)
-                copy_into(slot.parse()[1], tensors)
+                copy_into(slot.describe(text, layout), tensors)
                 slot.words[_IN_SLOT] = version
             former = int(self._header[_NEWEST]) // _SLOTS
             self._header[_NEWEST] = number

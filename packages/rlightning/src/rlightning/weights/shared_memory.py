@@ -118,7 +118,7 @@ def sweep() -> None:
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[int]:
-    file = os.open(_FOLDER / name, os.O_RDWR)
+    file = os.open(f"{_FOLDER}/{name}", os.O_RDWR)
     try:
         yield file
     finally:
