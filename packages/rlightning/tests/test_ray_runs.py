@@ -22,11 +22,12 @@ from rlightning.build import (
 from rlightning.checkpoint import list_checkpoints
 from rlightning.config import MainConfig
 from rlightning.env import BaseEnv
-from rlightning.errors import EnvWorkerError, WorkerLostError
+from rlightning.errors import ConfigError, EnvWorkerError, PlacementError, WorkerLostError
 from rlightning.policy import BasePolicy
 from rlightning.runtime import open_run
 from rlightning.types import EnvRet, PolicyResponse
-from rlightning.utils.logger import close_logger
+from rlightning.utils.logger import close_logger, get_logger, log_metric
+from rlightning.utils.logger.files import read_rows
 from rlightning.utils.registry import ENVS, POLICIES
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -197,11 +198,14 @@ def once(settings, count):
     """Do what `settings` say at the `count`-th time, in one process of the run only."""
     if not settings or count != settings["at"]:
         return
-    marker = os.path.join(settings["folder"], f"{settings['what']}-done")
-    if settings.get("always") or not os.path.exists(marker):
-        with open(marker, "w", encoding="utf-8") as file:
+    if settings.get("always") or not os.path.exists(marker(settings)):
+        with open(marker(settings), "w", encoding="utf-8") as file:
             file.write(str(time.time()))
         {"die": die, "hang": hang, "raise": complain}[settings["what"]]()
+
+
+def marker(settings):
+    return os.path.join(settings["folder"], f"{settings['what']}-done")
 
 
 def die():
@@ -218,7 +222,7 @@ def complain():
 
 @ENVS.register("ray_fragile")
 class Fragile(BaseEnv):
-    """Shows its process and how many steps it has taken; episodes of ten steps."""
+    """Shows whether it was started again, and its steps; episodes of ten steps."""
 
     def __init__(self, config, worker_index=0, preprocess_fn=None):
         super().__init__(config, worker_index, preprocess_fn)
@@ -228,9 +232,13 @@ class Fragile(BaseEnv):
         self.trouble = config.env_kwargs.to_dict().get("trouble")
         self.sleep_s = config.env_kwargs.to_dict().get("sleep_s", 0.0)
         self.total = 0
+        settings = self.trouble or {"folder": "", "what": ""}
+        self.life = int(
+            os.path.exists(os.path.join(settings["folder"], f"{settings['what']}-done"))
+        )
 
     def shown(self):
-        return np.array([os.getpid(), self.total, self.total % 10, self.worker_index], np.float32)
+        return np.array([self.life, self.total, self.total % 10, self.worker_index], np.float32)
 
     def reset(self, *args, **kwargs):
         self.total = 0
@@ -321,7 +329,7 @@ def test_what_an_environment_raises_ends_the_run_with_its_traceback(ray_cluster,
         run(fragile(tmp_path, trouble, cluster=cluster))
     note = "\n".join(caught.value.__notes__)
     assert "in worker env-0" in note
-    assert "complain()" in note
+    assert "in complain" in note
     assert list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1].name == "crashed"
 
 
@@ -352,3 +360,111 @@ def test_a_train_worker_that_dies_ends_the_run_and_resume_goes_on(ray_cluster, t
     whole = run(fragile(tmp_path / "whole", **{**sections, "cluster": None, "policy": {}}))
     assert resumed.env_steps == whole.env_steps == 48
     assert_same(resumed.weights, whole.weights)
+
+
+# ---- overlapping rollout and learning ------------------------------------------------------------
+
+
+def overlapping(folder, trouble=None, *, cluster=None, policy=None, **train):
+    return fragile(
+        folder,
+        trouble,
+        cluster=cluster,
+        policy=policy or {},
+        engine="asyncrl",
+        train={"batch_size": 16, "max_epochs": 4, "max_rollout_steps": 4, **train},
+        buffer={"capacity": 64, "sampler": {"type": "batch"}},
+    )
+
+
+def test_rollout_and_learning_overlap_on_workers(ray_cluster, tmp_path):
+    result = run(overlapping(tmp_path, max_staleness=50))
+    assert result.metrics["train/broken"] == 0
+    assert result.metrics["weights/staleness_max"] <= 50
+    rows = read_rows(tmp_path / "p" / "n" / "metrics.jsonl")
+    assert sum("train/loss" in row for row in rows) == 4
+
+
+@pytest.mark.parametrize("where", ["env", "train"])
+def test_an_error_in_a_worker_ends_an_overlapping_run(ray_cluster, tmp_path, where):
+    trouble = {"folder": str(tmp_path), "at": 3, "what": "raise", "role": "train"}
+    cluster = {"remote_eval": False, "remote_storage": False}
+    if where == "env":
+        config = overlapping(tmp_path, {**trouble, "at": 30}, cluster=cluster)
+    else:
+        config = overlapping(tmp_path, cluster=cluster, policy={"model_cfg": trouble})
+    with pytest.raises(ValueError, match="the gripper is stuck"):
+        run(config)
+    assert time.time() - died_at(tmp_path, "raise") < 30
+    assert list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1].name == "crashed"
+
+
+# ---- several workers of a kind -------------------------------------------------------------------
+
+
+def test_several_workers_of_every_kind_learn_one_policy(ray_cluster, tmp_path):
+    cluster = {"train_worker_num": 2, "eval_worker_num": 2, "remote_storage": False}
+    config = fragile(tmp_path, cluster=cluster, train={"max_epochs": 2})
+    config.env[0].num_workers = 2
+    check_config(config)
+    open_run(config)
+    try:
+        with open_cluster(config):
+            engine = parts_of(config)
+            engine.run()
+            trainers, actors = engine.policy_group.train_list, engine.policy_group.eval_list
+            prints = [policy.get_param_fingerprint() for policy in (*trainers, *actors)]
+            rows = [policy.types()["reward"][2] for policy in trainers]
+    finally:
+        close_logger()
+    assert rows == [[12], [12]]
+    assert all(found == prints[0] for found in prints[1:])
+    assert engine.env_steps == 2 * 2 * 12
+    assert engine.last_metrics["train/broken"] == 0
+
+
+# ---- the cluster ---------------------------------------------------------------------------------
+
+
+def test_the_plan_is_written_and_what_is_missing_is_named(ray_cluster, tmp_path):
+    with pytest.raises(PlacementError, match="CPU"):
+        run(fragile(tmp_path, cluster={"train_each_cpu_num": 99, "share_cpus": False}))
+    config = fragile(tmp_path, cluster={})
+    open_run(config)
+    with open_cluster(config) as cluster:
+        assert {worker.name for worker in cluster.plan.workers} == {
+            "train-0",
+            "eval-0",
+            "env-0",
+            "buffer-0",
+        }
+    close_logger()
+    text = (tmp_path / "p" / "n" / "placement.yaml").read_text()
+    assert "strategy: default" in text
+    assert "the cluster has no GPU" in (tmp_path / "p" / "n" / "run.log").read_text()
+
+
+def test_a_cluster_that_is_not_open_is_said_so(tmp_path):
+    config = fragile(tmp_path, cluster={})
+    with pytest.raises(ConfigError, match="open_cluster"):
+        build_policy_group(config.policy.type, config.policy, config.cluster)
+
+
+def test_a_worker_of_the_cluster_logs_and_measures_into_the_run(ray_cluster, tmp_path):
+    cluster = {"remote_env": False, "remote_eval": False, "remote_storage": False}
+    config = fragile(tmp_path, cluster=cluster, policy={"type": "RayTalkingPolicy"})
+    run(config)
+    log = (tmp_path / "p" / "n" / "run.log").read_text()
+    assert "[train-0] learning from 12 rows" in log
+    rows = read_rows(tmp_path / "p" / "n" / "metrics.jsonl")
+    assert sum("own/rows" in row for row in rows) == 3
+
+
+@POLICIES.register("RayTalkingPolicy")
+class Talking(Checking):
+    """Logs and measures while it learns."""
+
+    def train(self, *args, **kwargs):
+        get_logger("talking").warning("learning from %d rows", len(self.dataset))
+        log_metric({"rows": len(self.dataset)}, prefix="own")
+        return super().train(*args, **kwargs)

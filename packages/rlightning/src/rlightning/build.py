@@ -48,6 +48,7 @@ def check_config(config: MainConfig) -> None:
     _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)
     _check_batch(config)
+    _check_cluster(config)
 
 
 def build_env_group(
@@ -224,6 +225,19 @@ def _check_batch(config: MainConfig) -> None:
             f"train.batch_size is {config.train.batch_size} and buffer.capacity is {capacity}: a "
             "batch never fills. Raise buffer.capacity or lower train.batch_size"
         )
+
+
+def _check_cluster(config: MainConfig) -> None:
+    """Refuse several workers of a kind where they would have to live in this process."""
+    section = config.cluster
+    if section is None:
+        return
+    for role, count in (("train", section.train_worker_num), ("eval", section.eval_worker_num)):
+        if count > 1 and not section.is_remote(role):
+            raise ConfigError(
+                f"cluster.{role}_worker_num is {count}, and cluster.remote_{role} is false: this "
+                f"process holds one. Set remote_{role}: true, or {role}_worker_num: 1"
+            )
 
 
 def _resolve(section: Any, kind: type[Any], *, path: str) -> None:

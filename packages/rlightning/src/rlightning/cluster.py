@@ -80,7 +80,9 @@ class Cluster:
             spawn = functools.partial(
                 self._supervised, name, planned=name, timeout_s=self.config.infer_timeout_s
             )
-        return PolicyProxy(kind, config, role, spawn)
+        return PolicyProxy(
+            kind, config, role, spawn, timeout_s=self.config.train_timeout_s
+        )
 
     def make_buffer(
         self, kind: type[Any], config: BufferConfig, seed: int | None, stages: dict[str, Any]

@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -67,6 +67,9 @@ class BaseEnv(ABC):
     """
 
     has_test_set = False
+    takes_arrays: ClassVar[bool] = False
+    """Whether `step` is content with numpy arrays where a policy answered tensors: then a worker of
+    a cluster that only steps environments need not load torch."""
 
     class Extras(Config):
         """Further configuration keys of this environment: none."""

@@ -7,13 +7,16 @@ counted. Knows nothing about what carries calls to the worker.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.errors import EnvWorkerError, WorkerLostError
 from rlightning.runtime.proxy import Proxy
+from rlightning.types import PolicyResponse, to_numpy
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from rlightning.env.base_env import BaseEnv
     from rlightning.runtime.base import Future, Handle
     from rlightning.runtime.supervision import Supervised
-    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
+    from rlightning.types import EnvMeta, EnvRet
 
 __all__ = ["EnvProxy", "make_env"]
 
@@ -37,10 +40,17 @@ def make_env(
     purpose: str,
 ) -> BaseEnv:
     """Return the environment of a worker; called where it lives."""
+    if not _sends_arrays(kind, preprocess_fn):
+        importlib.import_module("torch")  # now, and not within the deadline of the first step
     env = kind(config, worker_index=worker_index, preprocess_fn=preprocess_fn)
     env.env_id = env_id
     env.purpose = purpose  # type: ignore[assignment]  # one of the two, from `EnvGroup`
     return env
+
+
+def _sends_arrays(kind: type[BaseEnv], preprocess_fn: Any) -> bool:
+    """Return whether actions go to the worker as arrays: nobody there minds."""
+    return kind.takes_arrays and preprocess_fn is default_env_preprocess_fn
 
 
 class EnvProxy(Proxy):
@@ -76,6 +86,7 @@ class EnvProxy(Proxy):
             make_env, (kind, config, worker_index, preprocess_fn, self.env_id, purpose)
         )
         super().__init__(kind, self._supervised)
+        self._as_arrays = _sends_arrays(kind, preprocess_fn)
         self._answer: Future | None = None
         self._started = False
         self._evaluates = False
@@ -129,6 +140,8 @@ class EnvProxy(Proxy):
 
     def begin_step(self, policy_resp: PolicyResponse) -> None:
         """Begin what `_step` returns."""
+        if self._as_arrays:
+            policy_resp = PolicyResponse(policy_resp.env_id, **to_numpy(policy_resp.extras))
         self._answer = self.begin("_step", policy_resp)
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:

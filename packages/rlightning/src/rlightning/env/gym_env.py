@@ -40,6 +40,8 @@ class GymEnv(BaseEnv):
             be used; says what to do.
     """
 
+    takes_arrays = True
+
     class Extras(Config):
         """Further configuration keys of this environment."""
 

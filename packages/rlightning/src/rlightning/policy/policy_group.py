@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from rlightning.errors import ContractError, WorkerLostError
-from rlightning.policy.answering import Answerer
-from rlightning.policy.joining import rows_of
-from rlightning.policy.policy_proxy import PolicyProxy
+from rlightning.errors import ContractError
+from rlightning.policy.eval_workers import EvalWorkers
+from rlightning.policy.policy_proxy import PolicyProxy, join_ranks
 from rlightning.policy.random_stream import RandomStream
-from rlightning.policy.router import build_router
 from rlightning.runtime.base import Done, Future
 from rlightning.runtime.group import gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse, PolicyRole
@@ -59,13 +57,14 @@ class PolicyGroup:
         """The version of the newest weights that were sent."""
         self.random_stream = RandomStream()
         """The random numbers that the policies draw."""
-        self._answerers = [
-            policy if isinstance(policy, PolicyProxy) else Answerer(policy)
-            for policy in eval_policy_list
-        ]
-        self.lost_eval_workers = 0
-        """How many EVAL workers died and were started again."""
-        self._router = build_router(config.router_type, self._nodes(), sticky=True)
+        self._evals = EvalWorkers(
+            eval_policy_list, router_type=config.router_type, random_stream=self.random_stream
+        )
+
+    @property
+    def lost_eval_workers(self) -> int:
+        """How many EVAL instances died and were started again."""
+        return self._evals.lost
 
     @property
     def train_list(self) -> list[BasePolicy]:
@@ -107,7 +106,12 @@ class PolicyGroup:
         """Build the networks and optimizers of the TRAIN instances."""
         if len(self.train_list) > 1 or len(self.eval_list) > 1:
             self.split_random_stream()
+        if len(self.train_list) > 1:
+            join_ranks(self.train_list)
         self._each_train("init_train", [(train_config, env_meta)] * len(self.train_list))
+        if len(self.train_list) > 1:  # each has drawn its own first weights
+            weights = self.train_list[0].export_weights()
+            self._each_train("import_weights", [(self.version, weights)] * len(self.train_list))
 
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
         """Build the networks of the EVAL instances."""
@@ -126,64 +130,8 @@ class PolicyGroup:
             batched_env_ret: what the environments returned.
             deterministic: whether policies should act without exploration (evaluation).
         """
-        env_rets = batched_env_ret.values()
-        parts = self._parts(env_rets)
-        begun = [
-            self._begin_answer(index, [env_rets[row] for row in rows], deterministic)
-            for index, rows in parts
-        ]
-        responses: list[Any] = [None] * len(env_rets)
-        for (index, rows), future in zip(parts, begun, strict=True):
-            part = [env_rets[row] for row in rows]
-            answers = self._answers(index, part, deterministic, future)
-            for row, answer in zip(rows, answers, strict=True):
-                responses[row] = answer
-        return BatchedData(batched_env_ret.ids(), responses)
-
-    def _parts(self, env_rets: Sequence[EnvRet]) -> list[tuple[int, list[int]]]:
-        """Return which EVAL instance answers which of `env_rets`."""
-        if len(self.eval_list) == 1:
-            return [(0, list(range(len(env_rets))))]
-        owners = self._router.assign({item.env_id: rows_of(item) or 1 for item in env_rets})
-        parts: dict[int, list[int]] = {}
-        for position, item in enumerate(env_rets):
-            parts.setdefault(owners[item.env_id], []).append(position)
-        return list(parts.items())
-
-    def _nodes(self) -> list[str | None]:
-        policies = self.eval_list
-        return [item.node if isinstance(item, PolicyProxy) else None for item in policies]
-
-    def _begin_answer(
-        self,
-        index: int,
-        env_rets: list[EnvRet],
-        deterministic: bool,  # noqa: FBT001  # as `Answerer`
-    ) -> Future:
-        answerer = self._answerers[index]
-        self.random_stream.hand_to(answerer)
-        if isinstance(answerer, PolicyProxy):
-            return answerer.begin_answer(env_rets, deterministic=deterministic)
-        return Done(answerer.answer(env_rets, deterministic=deterministic))
-
-    def _answers(
-        self,
-        index: int,
-        env_rets: list[EnvRet],
-        deterministic: bool,  # noqa: FBT001  # as `Answerer`
-        future: Future,
-    ) -> list[PolicyResponse]:
-        """Return the answers that were begun; of a worker that dies, after its restart."""
-        while True:
-            try:
-                answers: list[PolicyResponse] = future.result()
-            except WorkerLostError as error:
-                policy: Any = self.eval_list[index]
-                policy.restore(error)
-                self.lost_eval_workers += 1
-                future = self._begin_answer(index, env_rets, deterministic)
-            else:
-                return answers
+        ids, env_rets = batched_env_ret.ids(), batched_env_ret.values()
+        return BatchedData(ids, self._evals.answer(env_rets, deterministic=deterministic))
 
     def postprocess(
         self,
@@ -191,18 +139,8 @@ class PolicyGroup:
         batched_policy_resp: BatchedData[PolicyResponse],
     ) -> BatchedData[PolicyResponse]:
         """Run the policy's `postprocess` on each pair; what returns nothing passes unchanged."""
-        ids = batched_policy_resp.ids()
-        env_rets, responses = batched_env_ret.values(), batched_policy_resp.values()
-        processed: list[Any] = [None] * len(ids)
-        for index, rows in self._parts(env_rets):
-            policy: Any = self.eval_list[index]
-            self.random_stream.hand_to(policy)
-            results = _postprocess(
-                policy, [env_rets[row] for row in rows], [responses[row] for row in rows]
-            )
-            for row, result in zip(rows, results, strict=True):
-                processed[row] = result
-        return BatchedData(ids, processed)
+        processed = self._evals.postprocess(batched_env_ret.values(), batched_policy_resp.values())
+        return BatchedData(batched_policy_resp.ids(), processed)
 
     @contextlib.contextmanager
     def memory_kept(self, *, empty: bool = False) -> Iterator[None]:
@@ -211,33 +149,35 @@ class PolicyGroup:
         Args:
             empty: whether they start with no memory inside, for other environments.
         """
-        before = [policy.episode_memory() for policy in self.eval_list]
+        before = self._evals.memories()
         if empty:
             self.forget_episodes()
         try:
             yield
         finally:
-            for policy, memory in zip(self.eval_list, before, strict=True):
-                policy.load_episode_memory(memory)
+            self._evals.load_memories(before)
 
     def forget_episodes(self, env_ids: Sequence[str] | None = None) -> None:
         """Say that environments start a new episode, whatever their flags say; by default all."""
-        for policy in self.eval_list:
-            memory = {} if env_ids is None else policy.episode_memory()
-            for env_id in env_ids or ():
-                memory.pop(env_id, None)
-            policy.load_episode_memory(memory)
+        if env_ids is None:
+            self._evals.load_memories([{} for _ in self.eval_list])
+            return
+        kept = [
+            {env_id: entry for env_id, entry in memory.items() if env_id not in env_ids}
+            for memory in self._evals.memories()
+        ]
+        self._evals.load_memories(kept)
 
     def episode_memories(self, env_ids: Sequence[str]) -> list[list[Any]]:
         """Return what each EVAL instance remembers of these environments, None where nothing."""
-        memories = [policy.episode_memory() for policy in self.eval_list]
-        return [[memory.get(env_id) for env_id in env_ids] for memory in memories]
+        return [[memory.get(env_id) for env_id in env_ids] for memory in self._evals.memories()]
 
     def load_episode_memories(self, memories: list[list[Any]], env_ids: Sequence[str]) -> None:
         """Restore what `episode_memories` returned; the environments may have new names."""
-        for policy, memory in zip(self.eval_list, memories, strict=False):
-            named = zip(env_ids, memory, strict=True)
-            policy.load_episode_memory({name: item for name, item in named if item is not None})
+        named = [zip(env_ids, memory, strict=True) for memory in memories]
+        self._evals.load_memories(
+            [{name: item for name, item in pairs if item is not None} for pairs in named]
+        )
 
     # ---- learning ------------------------------------------------------------------------------
 
@@ -296,20 +236,7 @@ class PolicyGroup:
             version, payload = self.weight_buffer.get()
         else:
             version, payload = self.version, self.train_list[0].export_weights()
-        begun: list[tuple[Any, Future]] = []
-        for policy in self.eval_list:
-            if policy.weights_version >= version:
-                continue
-            if isinstance(policy, PolicyProxy):
-                begun.append((policy, policy.begin_import(version, payload)))
-            else:
-                policy.import_weights(version, payload)
-        for policy, future in begun:
-            try:
-                future.result()
-            except WorkerLostError as error:
-                policy.restore(error)  # the new worker starts with these weights
-                self.lost_eval_workers += 1
+        self._evals.import_weights(version, payload)
 
     def sync_weights(self) -> None:
         """Publish the newest weights; on return every EVAL instance acts with them."""
@@ -360,6 +287,7 @@ class PolicyGroup:
 
     def close(self) -> None:
         """End the instances that live elsewhere."""
+        self._evals.close()
         for policy in (*self.train_list, *self.eval_list):
             if isinstance(policy, PolicyProxy):
                 policy.close()
@@ -377,11 +305,3 @@ class PolicyGroup:
             if reset:
                 policy.timing_raw = {}
         return merged
-
-
-def _postprocess(
-    policy: Any, env_rets: list[EnvRet], responses: list[PolicyResponse]
-) -> list[PolicyResponse]:
-    if isinstance(policy, PolicyProxy):
-        return policy.postprocess_each(env_rets, responses)
-    return [policy._postprocess(*pair) for pair in zip(env_rets, responses, strict=True)]

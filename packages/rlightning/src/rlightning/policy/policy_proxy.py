@@ -9,20 +9,21 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from rlightning.errors import ConfigError, WorkerLostError
 from rlightning.policy.policy_worker import PolicyWorker
+from rlightning.runtime.group import gather
 from rlightning.runtime.proxy import Proxy
 from rlightning.runtime.supervision import Supervised
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rlightning.config import PolicyConfig, TrainConfig
-    from rlightning.errors import WorkerLostError
+    from rlightning.config import PolicyConfig
     from rlightning.policy.base_policy import BasePolicy
     from rlightning.runtime.base import Future, Handle
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse, PolicyRole
 
-__all__ = ["PolicyProxy"]
+__all__ = ["PolicyProxy", "join_ranks"]
 
 
 class PolicyProxy(Proxy):
@@ -33,6 +34,7 @@ class PolicyProxy(Proxy):
         config: the ``policy`` section.
         role: TRAIN or EVAL.
         spawn: starts a worker: gets `PolicyWorker` and its arguments.
+        timeout_s: longest wait for what TRAIN workers exchange.
     """
 
     def __init__(
@@ -41,14 +43,16 @@ class PolicyProxy(Proxy):
         config: PolicyConfig,
         role: PolicyRole,
         spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Handle],
+        *,
+        timeout_s: float = 120.0,
     ) -> None:
         super().__init__(kind, spawn(PolicyWorker, (kind, config, config.train_config, role)))
         self.config = config
+        self.timeout_s = timeout_s
         self.role_type = role
         self.rollout_mode = config.rollout_mode
         self.weights_version = -1
         self.timing_raw: dict[str, dict[str, float]] = {}
-        self._initialized = False
         self._init_args: tuple[Any, Any] = (None, None)
         self._weights: tuple[int, dict[str, Any]] | None = None
 
@@ -62,9 +66,13 @@ class PolicyProxy(Proxy):
         """The class of the policy."""
         return self._kind
 
+    def is_ready(self) -> bool:
+        """Wait until the worker has started."""
+        return bool(self._call("is_ready"))
+
     def is_initialized(self) -> bool:
         """Return whether `init_eval` or `init_train` has run."""
-        return self._initialized
+        return bool(self._call("is_initialized"))
 
     # ---- both roles ----------------------------------------------------------------------------
 
@@ -101,15 +109,6 @@ class PolicyProxy(Proxy):
 
     # ---- TRAIN ---------------------------------------------------------------------------------
 
-    def begin_init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None) -> Future:
-        """Begin to build network and optimizer."""
-        self._initialized = True
-        return self.begin("init_train", train_config, env_meta=env_meta)
-
-    def join_ranks(self, rank: int, world_size: int, address: str, timeout_s: float) -> Future:
-        """Begin to learn together with other workers."""
-        return self.begin("join_ranks", rank, world_size, address, timeout_s)
-
     def set_dump_dir(self, path: pathlib.Path) -> None:
         """Say where to save what is found not to be finite."""
         self._call("set_dump_dir", str(path))
@@ -118,7 +117,6 @@ class PolicyProxy(Proxy):
 
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
         """Build the network for acting."""
-        self._initialized = True
         self._init_args = (eval_config, env_meta)
         self._call("init_eval", eval_config, env_meta=env_meta)
 
@@ -154,3 +152,28 @@ class PolicyProxy(Proxy):
     def close(self) -> None:
         """End the worker."""
         self._handle.stop()
+
+
+def join_ranks(policies: Sequence[Any]) -> None:
+    """Let TRAIN workers learn together, data-parallel; before they build their networks.
+
+    Raises:
+        ConfigError: they do not all live elsewhere.
+    """
+    if not all(isinstance(policy, PolicyProxy) for policy in policies):
+        raise ConfigError(
+            f"{len(policies)} train workers learn together only where each has its own process: "
+            "set cluster.remote_train: true"
+        )
+    workers = [policy.worker for policy in policies]
+    for policy in policies:
+        policy.is_ready()
+    here = len({worker.address for worker in workers}) == 1
+    host = "127.0.0.1" if here else workers[0].address
+    address = workers[0].call("rank_address", host).result()
+    gather(
+        [
+            policy.begin("join_ranks", rank, len(policies), address, policy.timeout_s)
+            for rank, policy in enumerate(policies)
+        ]
+    )

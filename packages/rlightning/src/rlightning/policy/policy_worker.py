@@ -7,6 +7,7 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from rlightning.policy.answering import Answerer
+from rlightning.runtime import process_group
 from rlightning.utils.seeding import get_rng_state, seed_everything, set_rng_state
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class PolicyWorker:
             raise AttributeError(name)
         return getattr(self.policy, name)
 
+    def is_ready(self) -> bool:
+        """Return True: who gets an answer has found a worker."""
+        return True
+
     def answer(self, env_rets: Sequence[EnvRet], deterministic: bool) -> list[PolicyResponse]:  # noqa: FBT001  # a call between processes
         """Return one response per `EnvRet`, in order."""
         return self._answerer.answer(env_rets, deterministic=deterministic)
@@ -52,10 +57,12 @@ class PolicyWorker:
         pairs = zip(env_rets, responses, strict=True)
         return [self.policy._postprocess(env_ret, response) for env_ret, response in pairs]
 
+    def rank_address(self, host: str) -> str:
+        """Return where others can meet this worker, which is at `host`, as their rank 0."""
+        return process_group.free_address(host)
+
     def join_ranks(self, rank: int, world_size: int, address: str, timeout_s: float) -> None:
         """Learn together with other workers; before `init_train`."""
-        from rlightning.runtime import process_group
-
         self.policy.process_group = process_group.init(
             rank, world_size, address, timeout_s=timeout_s
         )

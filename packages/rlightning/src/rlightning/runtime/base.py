@@ -74,7 +74,9 @@ class Handle(ABC):
     node: str | None = None
     """The machine that it is pinned to; None where it may be anywhere."""
     pid: int = -1
-    """Its process; -1 before it has started."""
+    """Its process; -1 before its first call."""
+    address: str = ""
+    """Where other machines reach the one that it is on; empty before its first call."""
 
     @abstractmethod
     def call(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util import get_node_ip_address
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -224,7 +225,9 @@ class _Actor:
             self._host.adopt(make(*args))
         except Exception as error:  # noqa: BLE001  # a process's border: raised again by the caller
             return self._host.failure(error), None
-        return (ray.get_runtime_context().get_node_id(), self._host.listen(), os.getpid()), None
+        where = ray.get_runtime_context().get_node_id()
+        address: str = get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's
+        return (where, address, self._host.listen(), os.getpid()), None
 
     def call(self, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._running.call(method, args, kwargs)
@@ -299,8 +302,8 @@ class _RayHandle(Handle):
         if self._lost is not None:
             raise self._lost
         if self.pid == -1:
-            node, path, self.pid = self._starting.result()
-            if node == self._here:
+            where, self.address, path, self.pid = self._starting.result()
+            if where == self._here:
                 self._path = path
 
     def _send(self, pieces: list[Any], method: str, limit_s: float) -> Future:
@@ -365,7 +368,7 @@ class _RayHandle(Handle):
                     raise self._lost
                 if deadline_s is not None and self._channel is not None:
                     waits_s = min(max(0.0, deadline_s - time.monotonic()), future.left_s)
-                    if not self._channel.poll(waits_s) and self._unanswered[0].left_s > 0.0:
+                    if not self._channel.poll(waits_s) and not self._unanswered[0].is_late:
                         return False
                 self.receive()
         return True
@@ -426,7 +429,7 @@ def _log_metrics(values: dict[str, Any], step: int | None) -> None:
 def _why(error: Exception | None) -> str:
     """Return in a few words why Ray says an actor died."""
     text = str(error) if error is not None else ""
-    if "OOM" in text or "running low on memory" in text or "out of memory" in text:
+    if "running low on memory" in text:  # what Ray's own monitor says; a kernel says nothing
         return "it was killed because its node ran out of memory"
     if re.search(r"node.{0,80}(died|dead|removed|terminated)", text, re.IGNORECASE):
         return "its node left the cluster"
@@ -470,6 +473,11 @@ class _ChannelFuture(Future):
     def left_s(self) -> float:
         """Seconds until the worker counts as dead; never none at all, which would not wait."""
         return max(0.001, self._expires_s - time.monotonic())
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the worker counts as dead."""
+        return time.monotonic() >= self._expires_s
 
     def poll(self, timeout_s: float = 0.0) -> bool:
         try:

@@ -44,6 +44,11 @@ class Supervised(Handle):
         """The process of the worker that is alive now."""
         return self._handle.pid
 
+    @property
+    def address(self) -> str:  # type: ignore[override]  # of the worker that is alive now
+        """Where other machines reach the one that the worker is on."""
+        return self._handle.address
+
     def call(
         self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> Future:
