@@ -26,6 +26,8 @@ from rlightning.build import (
 from rlightning.config import MainConfig
 
 STEPS, ROWS = 4, 256
+FLOOR, GOAL = 1.3, 2.0
+"""Of steps per CPU-second over the peer's."""
 
 
 def ours(folder: str):
@@ -112,13 +114,15 @@ def main() -> None:
     ratio = rate["rlightning"] / rate["stable_baselines3"]
     for name, value in rate.items():
         print(f"{name:20} {value:8.1f} steps per CPU-second")
-    print(f"{'ratio':20} {ratio:8.2f}  goal 1")
+    print(f"{'ratio':20} {ratio:8.2f}  floor {FLOOR}, goal {GOAL}")
     if not arguments.quick:
         figures = {
             "steps_per_cpu_s": {name: round(value, 1) for name, value in rate.items()},
             "ratio": round(ratio, 3),
-            "goal": 1.0,
-            "goal_holds": ratio >= 1.0,
+            "floor": FLOOR,
+            "floor_holds": ratio >= FLOOR,
+            "goal": GOAL,
+            "goal_holds": ratio >= GOAL,
             "versions": {"torch": torch.__version__},
         }
         write_result("speed_sac", figures)

@@ -7,7 +7,7 @@ from and to those of a bounded Box.
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from gymnasium import spaces
 from pydantic import Field
 from torch import Tensor, nn
 
-from rlightning.config.base import StrictConfig
 from rlightning.errors import ConfigError
-from rlightning.models.encoders import Encoder, ImageOptions, make_encoder
+from rlightning.models.encoders import Encoder, make_encoder
+from rlightning.models.image_config import ImageConfig
 from rlightning.models.mlp import MLP
 from rlightning.ops.q_learning import dueling_values
 
@@ -29,6 +29,7 @@ __all__ = [
     "SquashedGaussianActor",
     "UnitActions",
     "frozen_copy",
+    "plain_layers",
 ]
 
 LOG_STD_BOUNDS = (-5.0, 2.0)
@@ -38,31 +39,17 @@ _OUT_GAIN = 0.01  # the first actions hardly depend on the state
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-class QNetworkConfig(StrictConfig):
+class QNetworkConfig(ImageConfig):
     """The keys of ``model_cfg`` that describe the networks of off-policy algorithms."""
 
     hidden_sizes: list[int] = Field(default_factory=lambda: [256, 256])
     """Hidden layers behind the encoder."""
     activation: str = "relu"
     """Activation of the hidden layers."""
-    image_encoder: Literal["nature", "impala", "flatten"] = "nature"
-    """The network that reads images; ``flatten`` treats them as vectors."""
-    image_layout: Literal["CHW", "HWC"] | None = None
-    """Where an image's channels are; unset: told from the shape where that is clear."""
-    image_size: tuple[int, int] = (84, 84)
-    """Height and width that images are resized to."""
-    image_features: int = Field(default=256, ge=1)
-    """Width of an image's encoding."""
 
     def make_encoder(self, observation_space: spaces.Space[Any]) -> Encoder:
         """Return what turns observations into features."""
-        images = ImageOptions(
-            encoder=self.image_encoder,
-            layout=self.image_layout,
-            size=self.image_size,
-            features=self.image_features,
-        )
-        return make_encoder(observation_space, images)
+        return make_encoder(observation_space, self.image_options())
 
     def make_mlp(self, in_features: int, out_features: int, *, out_gain: float = 1.0) -> MLP:
         """Return the hidden layers and one more that answers."""
@@ -233,3 +220,13 @@ class ActionValues(nn.Module):
 def frozen_copy(network: _Module) -> _Module:
     """Return a copy that takes no gradients: a target network."""
     return copy.deepcopy(network).requires_grad_(requires_grad=False)
+
+
+def plain_layers(network: nn.Module) -> list[nn.Linear]:
+    """Return the linear layers of an MLP that is nothing else but activations; else none."""
+    layers = list(network.children())
+    linear, between = layers[::2], layers[1::2]
+    plain = all(isinstance(layer, nn.Linear) for layer in linear)
+    if not plain or any(isinstance(layer, (nn.Linear, nn.LayerNorm)) for layer in between):
+        return []
+    return cast("list[nn.Linear]", linear)

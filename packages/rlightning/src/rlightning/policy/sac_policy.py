@@ -3,10 +3,14 @@
 Collecting: sample the squashed Gaussian. Learning, per minibatch: regress both critics on the soft
 value of what followed, move the policy towards what the lower critic values, move the temperature
 so that the policy's entropy meets its target, let the target critics follow.
+
+Two steps compute the same thing: `SACPolicy.update` for every network, `ops.fused_sac` for plain
+MLPs on a CPU, about twice as fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,14 +20,24 @@ from torch import Tensor, nn
 
 from rlightning.config import StrictConfig
 from rlightning.models.q_networks import (
+    LOG_STD_BOUNDS,
     QEnsemble,
     QNetworkConfig,
     SquashedGaussianActor,
     UnitActions,
     frozen_copy,
+    plain_layers,
 )
 from rlightning.ops import soft_actor_critic as sac
 from rlightning.ops.distributions import squashed_gaussian_log_prob, squashed_gaussian_sample
+from rlightning.ops.fused_sac import (
+    FusedSAC,
+    SACLayers,
+    SACOptimizers,
+    SACRows,
+    SACSettings,
+    supports,
+)
 from rlightning.ops.q_learning import ensemble_loss, polyak_update, td_target
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions
@@ -82,6 +96,7 @@ class SACPolicy(OffPolicy):
         model_cfg = self.config.model_cfg
         network = QNetworkConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         self.hyper = SACTrainConfig.read(self.config.train_config)
+        self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
         space, size = env_meta.observation_space, self.unit_actions.size
         self.actor = SquashedGaussianActor(space, size, network)
@@ -110,6 +125,29 @@ class SACPolicy(OffPolicy):
             name: torch.optim.Adam(parameters, lr=lr, fused=True)
             for name, (parameters, lr) in learned.items()
         }
+        self._fused = self._make_fused()
+
+    def _make_fused(self) -> FusedSAC | None:
+        """Return the fast step where the networks, the device and the optimizers allow it."""
+        if self.process_group is not None:  # gradients must meet those of the other learners
+            return None
+        actor, critic, target = self.actor, self.critic, self.target_critic
+        if [*actor.encoder.parameters(), *critic.encoder.parameters()]:
+            return None
+        layers = SACLayers(
+            plain_layers(actor.body),
+            [plain_layers(member) for member in critic.critics],
+            [plain_layers(member) for member in target.critics],
+            self._activation,
+            self.log_alpha,
+            LOG_STD_BOUNDS,
+        )
+        adam = self.optimizers
+        adams = SACOptimizers(adam["actor"], adam["critic"], adam.get("temperature"))
+        if not supports(layers, adams):
+            return None
+        settings = SACSettings(self.hyper.tau, self.target_entropy)
+        return FusedSAC(layers, adams, settings, on_non_finite=self._check_gradient)
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -131,19 +169,45 @@ class SACPolicy(OffPolicy):
         """The worth of one nat of entropy, a positive scalar."""
         return self.log_alpha.detach().exp()
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Take one gradient step per minibatch of the last dataset; see `OffPolicy.train`."""
+        with contextlib.nullcontext() if self._fused is None else self._fused.borrowed():
+            return super().train(*args, **kwargs)
+
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """Take a gradient step of the critics, and of actor and temperature where it is time."""
+        learn_actor = step % self.hyper.actor_interval == 0
+        move_targets = (step + 1) % self.hyper.target_interval == 0
+        if self._fused is not None and self._fused.is_borrowed:
+            rows = self._plain_rows(batch)
+            return self._fused.step(rows, learn_actor=learn_actor, move_targets=move_targets)
         target = self._target(batch)
         values = self.critic(batch.observation, self.unit_actions.to_unit(batch.action))
         critic_loss = ensemble_loss(values, target, batch.weight)
         self.minimize("critic", critic_loss, self.critic.parameters())
         metrics = {"critic_loss": critic_loss.detach(), "q": values.detach().mean()}
-        if step % self.hyper.actor_interval == 0:
+        if learn_actor:
             metrics |= self._update_actor(batch.observation)
-        if (step + 1) % self.hyper.target_interval == 0:
+        if move_targets:
             slow, fast = self.target_critic.parameters(), self.critic.parameters()
             polyak_update(slow, fast, tau=self.hyper.tau)
         return metrics, (values.detach() - target).abs().mean(0)
+
+    def _plain_rows(self, batch: Transitions) -> SACRows:
+        """Return a minibatch as the fused step reads it."""
+        encoder = self.critic.encoder
+        return SACRows(
+            encoder(batch.observation),
+            self.unit_actions.to_unit(batch.action),
+            batch.reward,
+            batch.discount,
+            encoder(batch.next_observation),
+            batch.weight,
+        )
+
+    def _check_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        names = {id(tensor): name for name, tensor in self.named_parameters()}
+        self.check_finite(f"gradient of {names[id(parameter)]}", gradient)
 
     @torch.no_grad()
     def _target(self, batch: Transitions) -> Tensor:
