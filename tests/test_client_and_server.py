@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,10 +17,10 @@ LIMIT_S = 60
 
 
 @contextlib.contextmanager
-def running(folder, command, *arguments):
+def running(folder, command, *arguments, **environment):
     """Start a command; whatever happens, it does not stay. Its output is collected."""
     process = subprocess.Popen(
-        [str(BIN / command), *map(str, arguments)],
+        [str(BIN / command), *map(str, arguments)], env={**os.environ, **environment},
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     process.said, process.changed = [], threading.Condition()
@@ -116,6 +117,105 @@ def test_a_client_goes_on_with_the_server_that_replaces_its_own(tmp_path):
         assert "dropped the chunks in flight" in text(client)
         client.send_signal(signal.SIGINT)
         ends_with(client, 130)
+
+
+CERTIFICATE = Path(__file__).parents[1] / "packages/plugrl-protocol/tests/localhost_certificate.pem"
+
+
+def test_a_run_over_tls_with_a_key(tmp_path):
+    """A client that does not trust the certificate, or has no key, says so and ends."""
+    port = free_port()
+    server_flags = [*SMALL, "--algo.train-itrs", "2", "--port", port, "--certificate", CERTIFICATE]
+    env = ["classic-v1", *ENDLESS, "--num-envs", "4", "--give-up-after", "30"]
+    secure = [*env, "--server-host", f"wss://localhost:{port}", "--ca-file", CERTIFICATE]
+    strange = [*env, "--server-host", f"wss://localhost:{port}", "--api-key", "secret"]
+    with running(tmp_path, "plugrl-run-server", *server_flags, PLUGRL_API_KEY="secret") as server:
+        wait_for(server, "listening on")
+        with (
+            running(tmp_path, "plugrl-run-env-client", *secure) as no_key,
+            running(tmp_path, "plugrl-run-env-client", *strange) as no_trust,
+        ):
+            ends_with(no_key, 1)
+            ends_with(no_trust, 1)
+        assert "401" in text(no_key)
+        assert "certificate" in text(no_trust)
+        with running(tmp_path, "plugrl-run-env-client", *secure, PLUGRL_API_KEY="secret") as client:
+            ends_with(server, 0)
+            ends_with(client, 0)
+
+
+PLUG_IN = """
+import dataclasses, numpy as np
+from plugrl_server.policy.base_policy import BasePolicy, BasePolicyConfig
+from plugrl_server.policy.registration import register_policy, register_policy_config
+
+@register_policy_config("left-policy")
+@dataclasses.dataclass
+class Config(BasePolicyConfig):
+    pass
+
+@register_policy("left-policy")
+class Policy(BasePolicy):
+    def get_action_and_runtime_state(self, _obs):
+        return np.zeros((len(_obs["text"]), 1), np.int64), None
+
+    def fake_runtime_state(self, batch_size):
+        return None
+"""
+# What `pip install` leaves of a package that declares an entry point, beside the module itself.
+DISTRIBUTION = {
+    "METADATA": "Metadata-Version: 2.1\nName: my-robots\nVersion: 1.0\n",
+    "entry_points.txt": "[plugrl_server.plugins]\nmine = my_robots.policies\n",
+}
+TRACKER = """
+import json, pathlib
+
+class Run:
+    def __init__(self, **options):
+        self.file = pathlib.Path("tracked.jsonl").open("w")
+        self.log(options)
+
+    def define_metric(self, *names, **more):
+        pass
+
+    def log(self, values, **more):
+        print(json.dumps({**values, **more}), file=self.file, flush=True)
+
+    def finish(self):
+        self.log({"finished": True})
+
+init = Run
+"""
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab", "trackio"])
+def test_an_installed_plug_in_is_found_and_its_run_goes_to_a_tracker(tmp_path, tracker):
+    """The tracker is a stand-in that writes down what it is told."""
+    site = tmp_path / "site"
+    (site / "my_robots").mkdir(parents=True)
+    (site / "my_robots" / "__init__.py").touch()
+    (site / "my_robots" / "policies.py").write_text(PLUG_IN)
+    (site / "my_robots-1.0.dist-info").mkdir()
+    for name, content in DISTRIBUTION.items():
+        (site / "my_robots-1.0.dist-info" / name).write_text(content)
+    (site / f"{tracker}.py").write_text(TRACKER)
+    port, known = free_port(), {"PYTHONPATH": str(site)}
+    names = ["left-policy", "default", "eval", "default", "--algo.num-episodes", "3"]
+    flags = [*names, "--port", port, "--exp-name", "e", "--track.enabled", "--track.tracker"]
+    mode = ["--track.mode", "online"] if tracker != "trackio" else []
+    with (
+        running(tmp_path, "plugrl-run-server", *flags, tracker, *mode, **known) as server,
+        running(
+            tmp_path, "plugrl-run-env-client", "classic-v1", *ENDLESS, "--server-port", port
+        ) as client,
+    ):
+        ends_with(server, 0)
+        ends_with(client, 0)
+    rows = [json.loads(line) for line in (tmp_path / "tracked.jsonl").read_text().splitlines()]
+    assert rows[0]["project"] == "PlugRL"
+    assert rows[0].get("mode", "online") == "online"
+    assert rows[-1] == {"finished": True}
+    assert "episode/reward" in {name for row in rows for name in row}
 
 
 @pytest.mark.slow

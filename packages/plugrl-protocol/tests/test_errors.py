@@ -85,6 +85,7 @@ def test_violations_close_with_resync():
 
 def test_errors_say_what_to_do():
     assert "api_key" in str(HandshakeError(401))
+    assert "not trusted" in str(HandshakeError(495))
     assert str(HandshakeError(503)) == "the server refused the handshake with HTTP 503"
     error = ServerNotFoundError("ws://h:1", attempts=4, waited_s=2.5, last="refused")
     assert "ws://h:1 after 4 attempts in 2.5 s (last: refused)" in str(error)

@@ -111,10 +111,11 @@ class MisuseError(WireError, RuntimeError):
 
 
 class HandshakeError(WireError, ConnectionError):
-    """The server answered the handshake with an HTTP status.
+    """The handshake failed, and would fail again.
 
     Attributes:
-        status: the HTTP status, for example 401.
+        status: the HTTP status of the server's refusal, for example 401; 495 if its certificate is
+            not trusted.
     """
 
     def __init__(self, status: int) -> None:
@@ -122,6 +123,11 @@ class HandshakeError(WireError, ConnectionError):
         self.status = status
 
     def __str__(self) -> str:
+        if self.status == 495:
+            return (
+                "the server's certificate is not trusted here: is it self-signed, expired or of "
+                "another host? Say which certificates to trust (ca_file, --ca-file, ssl_context)"
+            )
         hint = " (wrong or missing API key: pass api_key=...)" if self.status == 401 else ""
         return f"the server refused the handshake with HTTP {self.status}{hint}"
 

@@ -233,7 +233,9 @@ def _open_metrics(choice: Choice, run_dir: pathlib.Path, *, resumed_at: int | No
     track = choice.args.track
     if track.entity:
         os.environ.setdefault("WANDB_ENTITY", track.entity)
-    options = BackendOptions(project=track.project_name, name=run_dir.name, run_dir=run_dir)
+    options = BackendOptions(
+        project=track.project_name, name=run_dir.name, run_dir=run_dir, mode=track.mode
+    )
     backend = track.tracker if track.enabled else "tensorboard"
     logger = MetricsLogger(get_logger("metrics"), options, backend=backend)
     if resumed_at is not None:

@@ -44,6 +44,8 @@ class TrackArgs:
     """The team, for wandb."""
     tracker: Literal["tensorboard", "wandb", "swanlab", "trackio"] = "tensorboard"
     """Which tracker."""
+    mode: str | None = None
+    """The tracker's own word for online, offline or disabled; None keeps metrics on this machine."""
     enabled: bool = False
     """Use it."""
 
