@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlightning.models.vision import IMPALACNN, ImageInput, NatureCNN
+from rlightning.models.vision import IMPALACNN, ImageInput, NatureCNN, ResNet
 
 
 @pytest.fixture
@@ -130,3 +130,54 @@ def test_gradients_reach_every_parameter(images):
     encoder = NatureCNN()
     encoder(images).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+
+# ---- the small residual network, and shifts ----------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(84, 84), (64, 48), (7, 5), (1, 1)])
+@pytest.mark.parametrize("channels", [1, 3, 9])
+def test_a_small_resnet_takes_images_of_any_size(size, channels):
+    encoder = ResNet(size, channels, out_feature_dim=16)
+    images = torch.randint(0, 256, (2, channels, *size), dtype=torch.uint8)
+    assert encoder(images).shape == (2, 16)
+
+
+def test_a_small_resnet_is_small_and_all_of_it_learns(images):
+    encoder = ResNet()
+    blocks = [module for module in encoder.modules() if isinstance(module, torch.nn.Conv2d)]
+    assert 1e5 < sum(p.numel() for p in encoder.parameters()) < 2e6
+    assert len(blocks) == 1 + 2 * 4 + 3  # the stem, two per block, one where a shape changes
+    torch.nn.init.normal_(
+        encoder.convolutions[4].inner[-1].weight
+    )  # zero at the start: no gradient
+    encoder(images.float().requires_grad_()).sum().backward()
+    assert all(torch.isfinite(p.grad).all() for p in encoder.parameters())
+    assert encoder.convolutions[4].inner[0].weight.grad.abs().sum() > 0
+
+
+def test_a_block_is_its_input_at_first():
+    encoder = ResNet((32, 32), channels=(8,))
+    maps = torch.rand(2, 8, 8, 8)
+    assert torch.equal(encoder.convolutions[4](maps), maps)
+
+
+def test_a_small_resnet_encodes_an_image_whatever_its_batch(images):
+    encoder = ResNet()
+    together = encoder(images)
+    assert torch.allclose(together[:1], encoder(images[:1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [NatureCNN, IMPALACNN, ResNet])
+@pytest.mark.parametrize("image_format", ["CHW", "HWC"])
+def test_images_are_shifted_while_learning_and_never_while_acting(kind, image_format):
+    images = torch.rand(3, 3, 40, 40) if image_format == "CHW" else torch.rand(3, 40, 40, 3)
+    torch.manual_seed(0)
+    plain, shifted = (
+        kind((40, 40), image_format=image_format, random_shift=pixels) for pixels in (0, 4)
+    )
+    shifted.load_state_dict(plain.state_dict())
+    assert torch.equal(shifted.eval()(images), plain(images))
+    first, second = shifted.train()(images), shifted(images)
+    assert not torch.equal(first, second)
+    assert shifted.input(images).shape == (3, 3, 40, 40)

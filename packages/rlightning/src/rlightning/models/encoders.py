@@ -18,18 +18,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlightning.errors import ConfigError
-from rlightning.models.vision import IMPALACNN, ImageFormat, NatureCNN, PixelRange
+from rlightning.models.vision import (
+    IMPALACNN,
+    ImageFormat,
+    ImageNetwork,
+    NatureCNN,
+    PixelRange,
+    ResNet,
+)
 
 __all__ = ["Encoder", "ImageOptions", "image_layout", "is_image", "make_encoder", "tuple_item"]
 
 _log = logging.getLogger(__name__)
+
+_NETWORKS: dict[str, type[ImageNetwork]] = {
+    "nature": NatureCNN,
+    "impala": IMPALACNN,
+    "resnet": ResNet,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
     """How image observations are encoded."""
 
-    encoder: Literal["nature", "impala", "flatten"] = "nature"
+    encoder: Literal["nature", "impala", "resnet", "flatten"] = "nature"
     """The network; ``flatten`` treats images as plain vectors."""
     layout: ImageFormat | None = None
     """Where the channels are. None: the shorter outer axis, said in the log; told apart or refused.
@@ -38,6 +51,8 @@ class ImageOptions:
     """(height, width) that images are resized to."""
     features: int = 256
     """Width of the encoding."""
+    random_shift: int = 0
+    """Pixels by which images are shifted at random in training mode, up to that many."""
 
 
 class Encoder(nn.Module):
@@ -168,13 +183,13 @@ class _ImageEncoder(Encoder):
         if not self.add_channel:
             layout = image_layout(space.shape, images.layout)
             channels = space.shape[0 if layout == "CHW" else -1]
-        network = NatureCNN if images.encoder == "nature" else IMPALACNN
-        self.network = network(
+        self.network = _NETWORKS[images.encoder](
             images.size,
             channels,
             layout,
             out_feature_dim=images.features,
             pixel_range=_pixel_range(space),
+            random_shift=images.random_shift,
         )
         self.out_features = images.features
 

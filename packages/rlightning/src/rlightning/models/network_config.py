@@ -1,17 +1,12 @@
 """The keys of ``model_cfg`` that describe an actor-critic network."""
 
-from typing import Literal
-
-from pydantic import Field
-
-from rlightning.config.base import StrictConfig
 from rlightning.models.actor_critic import ActorCriticOptions
-from rlightning.models.encoders import ImageOptions
+from rlightning.models.image_config import ImageConfig
 
 __all__ = ["NetworkConfig"]
 
 
-class NetworkConfig(StrictConfig):
+class NetworkConfig(ImageConfig):
     """Hidden layers, and how images are read."""
 
     hidden_sizes: list[int] | None = None
@@ -22,23 +17,6 @@ class NetworkConfig(StrictConfig):
     """Whether actor and critic share encoder and hidden layers; unset: only for images."""
     log_std_init: float = 0.0
     """Initial logarithm of the standard deviation of Box actions."""
-    image_encoder: Literal["nature", "impala", "flatten"] = "nature"
-    """The network that reads images; ``flatten`` treats them as vectors."""
-    image_layout: Literal["CHW", "HWC"] | None = None
-    """Where an image's channels are; unset: told from the shape where that is clear."""
-    image_size: tuple[int, int] = (84, 84)
-    """Height and width that images are resized to."""
-    image_features: int = Field(default=256, ge=1)
-    """Width of an image's encoding."""
-
-    def image_options(self) -> ImageOptions:
-        """Return how image observations are encoded."""
-        return ImageOptions(
-            encoder=self.image_encoder,
-            layout=self.image_layout,
-            size=self.image_size,
-            features=self.image_features,
-        )
 
     def actor_critic_options(self) -> ActorCriticOptions:
         """Return the shape of the networks."""

@@ -5,6 +5,7 @@ Knows nothing about observation spaces; ``encoders`` chooses among these by a sp
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,13 +13,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlightning.models.mlp import HIDDEN_GAIN, linear
+from rlightning.ops.augmentation import random_shift as shift_at_random
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
 
-__all__ = ["IMPALACNN", "ImageFormat", "ImageInput", "NatureCNN", "PixelRange"]
+__all__ = [
+    "IMPALACNN",
+    "ImageFormat",
+    "ImageInput",
+    "ImageNetwork",
+    "NatureCNN",
+    "PixelRange",
+    "ResNet",
+]
 
 ImageFormat = Literal["CHW", "HWC"]
 PixelRange = Literal["auto", "byte", "unit"]
@@ -62,6 +72,7 @@ class ImageInput(nn.Module):
         pixel_range: see above.
         standardize: subtract ImageNet's mean and divide by its standard deviation per channel
             (their averages if the channels are not RGB frames).
+        random_shift: in training mode, shift each image by up to that many pixels.
     """
 
     mean: Tensor
@@ -75,6 +86,7 @@ class ImageInput(nn.Module):
         size: tuple[int, int] | None = None,
         pixel_range: PixelRange = "auto",
         standardize: bool = True,
+        random_shift: int = 0,
     ) -> None:
         super().__init__()
         if image_format not in ("CHW", "HWC"):
@@ -84,6 +96,7 @@ class ImageInput(nn.Module):
         self.in_channels, self.image_format = in_channels, image_format
         self.size = None if size is None else (int(size[0]), int(size[1]))
         self.pixel_range, self.standardize = pixel_range, standardize
+        self.random_shift = random_shift
         # Constants, not state: they follow the module's device and stay out of checkpoints.
         mean = _channel_statistics(_IMAGENET_MEAN, in_channels)
         self.register_buffer("mean", mean, persistent=False)
@@ -121,6 +134,8 @@ class ImageInput(nn.Module):
             pixels = functional.interpolate(
                 pixels, self.size, mode="bicubic", align_corners=False, antialias=True
             )
+        if self.training and self.random_shift:
+            pixels = shift_at_random(pixels, self.random_shift)
         return (pixels - self.mean) / self.std if self.standardize else pixels
 
     def _scale(self, tensor: Tensor) -> Tensor:
@@ -133,15 +148,16 @@ class ImageInput(nn.Module):
         return torch.where(is_byte, pixels / _BYTE_MAX, pixels)
 
 
-class NatureCNN(nn.Module):
-    """Encode images with the three-layer network of Mnih et al. 2015 (Nature 518).
+class ImageNetwork(nn.Module):
+    """Base of the encoders: `ImageInput`, convolutions, one linear layer.
 
     Args:
-        standard_input_size: (height, width) that images are resized to; at least 36 each.
+        standard_input_size: (height, width) that images are resized to.
         in_channels: channels per image.
         image_format: "CHW" or "HWC".
         out_feature_dim: width of the encoding.
         pixel_range: how values are scaled, see ``ImageInput``.
+        random_shift: in training mode, shift each resized image by up to that many pixels.
 
     Attributes:
         out_feature_dim: size of the encoding, 256 unless told otherwise.
@@ -155,29 +171,25 @@ class NatureCNN(nn.Module):
         *,
         out_feature_dim: int = 256,
         pixel_range: PixelRange = "auto",
+        random_shift: int = 0,
     ) -> None:
         super().__init__()
         height, width = standard_input_size
-        if min(height, width) < 36:
-            raise ValueError(
-                f"standard_input_size is {(height, width)}; three strided convolutions need at "
-                "least (36, 36). Smaller images are enlarged to it"
-            )
         self.input = ImageInput(
-            in_channels, image_format=image_format, size=(height, width), pixel_range=pixel_range
+            in_channels,
+            image_format=image_format,
+            size=(height, width),
+            pixel_range=pixel_range,
+            random_shift=random_shift,
         )
-        self.convolutions = nn.Sequential(
-            _conv(in_channels, 32, 8, 4, 0),
-            nn.ReLU(),
-            _conv(32, 64, 4, 2, 0),
-            nn.ReLU(),
-            _conv(64, 64, 3, 1, 0),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        self.convolutions = self.make_convolutions(in_channels, (height, width))
         flat = _flat_size(self.convolutions, in_channels, (height, width))
         self.projection = nn.Sequential(linear(flat, out_feature_dim), nn.ReLU())
         self.out_feature_dim = out_feature_dim
+
+    def make_convolutions(self, in_channels: int, size: tuple[int, int]) -> nn.Sequential:
+        """Return what turns prepared images [B, C, height, width] into flat features [B, F]."""
+        raise NotImplementedError
 
     def forward(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
         """Encode images [B, C, H, W] or [B, H, W, C] into float32 [B, out_feature_dim].
@@ -187,6 +199,34 @@ class NatureCNN(nn.Module):
         """
         features: Tensor = self.projection(self.convolutions(self.input(images)))
         return features
+
+
+class NatureCNN(ImageNetwork):
+    """Encode images with the three-layer network of Mnih et al. 2015 (Nature 518).
+
+    Images are resized to at least 36 pixels each way; otherwise as `ImageNetwork`.
+    """
+
+    def make_convolutions(self, in_channels: int, size: tuple[int, int]) -> nn.Sequential:
+        """Return three strided convolutions.
+
+        Raises:
+            ValueError: `size` is too small for them.
+        """
+        if min(size) < 36:
+            raise ValueError(
+                f"standard_input_size is {size}; three strided convolutions need at "
+                "least (36, 36). Smaller images are enlarged to it"
+            )
+        return nn.Sequential(
+            _conv(in_channels, 32, 8, 4, 0),
+            nn.ReLU(),
+            _conv(32, 64, 4, 2, 0),
+            nn.ReLU(),
+            _conv(64, 64, 3, 1, 0),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
 
 
 class _Residual(nn.Module):
@@ -203,55 +243,91 @@ class _Residual(nn.Module):
         return maps + inner  # type: ignore[no-any-return]  # nn.Module calls are typed Any
 
 
-class IMPALACNN(nn.Module):
+class IMPALACNN(ImageNetwork):
     """Encode images with the residual network of Espeholt et al. 2018 (IMPALA, figure 3, right).
 
     Args:
-        standard_input_size: (height, width) that images are resized to; any size from 1 works.
-        in_channels: channels per image.
-        image_format: "CHW" or "HWC".
+        *args: as `ImageNetwork`; images of any size from 1 work.
         channels: width of each stage; every stage halves the resolution.
-        out_feature_dim: width of the encoding.
-        pixel_range: how values are scaled, see ``ImageInput``.
-
-    Attributes:
-        out_feature_dim: size of the encoding.
+        **kwargs: as `ImageNetwork`.
     """
 
-    def __init__(
-        self,
-        standard_input_size: tuple[int, int] = (84, 84),
-        in_channels: int = 3,
-        image_format: ImageFormat = "CHW",
-        *,
-        channels: Sequence[int] = (16, 32, 32),
-        out_feature_dim: int = 256,
-        pixel_range: PixelRange = "auto",
-    ) -> None:
-        super().__init__()
-        height, width = standard_input_size
-        self.input = ImageInput(
-            in_channels, image_format=image_format, size=(height, width), pixel_range=pixel_range
-        )
+    def __init__(self, *args: Any, channels: Sequence[int] = (16, 32, 32), **kwargs: Any) -> None:
+        self._channels = tuple(channels)
+        super().__init__(*args, **kwargs)
+
+    def make_convolutions(self, in_channels: int, size: tuple[int, int]) -> nn.Sequential:
+        """Return stages of a convolution, a pool and two residual blocks."""
         layers: list[nn.Module] = []
         previous = in_channels
-        for stage in channels:
+        for stage in self._channels:
             layers += [_conv(previous, stage, 3, 1, 1), nn.MaxPool2d(3, 2, 1)]
             layers += [_Residual(stage), _Residual(stage)]
             previous = stage
-        self.convolutions = nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
-        flat = _flat_size(self.convolutions, in_channels, (height, width))
-        self.projection = nn.Sequential(linear(flat, out_feature_dim), nn.ReLU())
-        self.out_feature_dim = out_feature_dim
+        return nn.Sequential(*layers, nn.ReLU(), nn.Flatten())
 
-    def forward(self, images: Tensor | np.ndarray[Any, Any]) -> Tensor:
-        """Encode images [B, C, H, W] or [B, H, W, C] into float32 [B, out_feature_dim].
 
-        Raises:
-            ValueError: not four axes, or another number of channels.
-        """
-        features: Tensor = self.projection(self.convolutions(self.input(images)))
-        return features
+class _Basic(nn.Module):
+    """Two normalised 3x3 convolutions beside an identity, or a 1x1 convolution where shapes change.
+
+    Group normalisation does not depend on the batch, so that acting and learning see the same
+    network. The second one starts at zero: at first a block passes its input on.
+    """
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            _conv(in_channels, channels, 3, stride, 1),
+            _norm(channels),
+            nn.ReLU(),
+            _conv(channels, channels, 3, 1, 1),
+            _norm(channels),
+        )
+        nn.init.zeros_(self.inner[-1].weight)  # type: ignore[arg-type]  # a GroupNorm's, a parameter
+        changes = stride > 1 or in_channels != channels
+        self.beside = _conv(in_channels, channels, 1, stride, 0) if changes else nn.Identity()
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """[B, in_channels, H, W] to [B, channels, H / stride, W / stride], rounded up."""
+        return functional.relu(self.beside(maps) + self.inner(maps))
+
+
+class ResNet(ImageNetwork):
+    """Encode images with a small residual network (He et al. 2016, arXiv:1512.03385).
+
+    Ten layers like those of a ResNet-10, with group normalisation, a quarter to half as wide, and
+    without the last average, which would lose where things are.
+
+    Args:
+        *args: as `ImageNetwork`; images of any size from 1 work.
+        channels: width of each stage; every stage but the first halves the resolution, which the
+            first two layers have quartered.
+        **kwargs: as `ImageNetwork`.
+    """
+
+    def __init__(
+        self, *args: Any, channels: Sequence[int] = (32, 64, 128, 128), **kwargs: Any
+    ) -> None:
+        self._channels = tuple(channels)
+        super().__init__(*args, **kwargs)
+
+    def make_convolutions(self, in_channels: int, size: tuple[int, int]) -> nn.Sequential:
+        """Return a stem and one block per stage."""
+        previous = self._channels[0]
+        layers: list[nn.Module] = [
+            _conv(in_channels, previous, 7, 2, 3),
+            _norm(previous),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1),
+        ]
+        for index, stage in enumerate(self._channels):
+            layers.append(_Basic(previous, stage, 1 if index == 0 else 2))
+            previous = stage
+        return nn.Sequential(*layers, nn.Flatten())
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(channels, 8), channels)
 
 
 @torch.no_grad()
