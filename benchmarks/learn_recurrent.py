@@ -8,10 +8,11 @@ The same steps for an LSTM, a GRU, and PPO without a memory.
 from learning import Case, main
 
 MASKED = "+env.wrappers=['plugrl_envs.masking:without_velocities']"
+NORMALIZED = "+policy.model_cfg={normalize_observations: true}"
 CASES = {
     "lstm": Case("cartpole_masked_recurrent_ppo"),
     "gru": Case("cartpole_masked_recurrent_ppo", ["policy.model_cfg.memory=gru"]),
-    "feed_forward": Case("cartpole_ppo", [MASKED, "train.max_epochs=196"]),
+    "feed_forward": Case("cartpole_ppo", [MASKED, NORMALIZED]),
 }
 
 

@@ -328,3 +328,42 @@ def test_a_discount_per_step_is_each_steps_own():
         ones, zeros, zeros, zeros.bool(), zeros.bool(), gamma=gammas, gae_lambda=1.0
     )
     assert advantage.flatten().tolist() == pytest.approx([1.5, 1.0])
+
+
+# ---- advantages of targets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_advantages_of_targets_on_fresh_data_are_those_of_gae(seed):
+    generator = torch.Generator().manual_seed(seed)
+    reward, value, next_value = torch.randn(3, 20, 4, generator=generator, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, 20, 4, generator=generator) < 0.15
+    truncated &= ~terminated
+    inside = ~(terminated | truncated)
+    inside[-1] = False
+    next_value = torch.where(inside, value.roll(-1, 0), next_value)
+    columns = (reward, value, next_value)
+    fresh = returns.vtrace(
+        *columns, terminated, truncated, torch.zeros_like(reward), gamma=0.9, trace_lambda=0.8
+    )
+    advantage = returns.advantage_of_targets(
+        *columns, fresh.value_target_TN, terminated, truncated, gamma=0.9, trace_lambda=0.8
+    )
+    expected, target = returns.gae(*columns, terminated, truncated, gamma=0.9, gae_lambda=0.8)
+    assert torch.allclose(advantage, expected)
+    assert torch.allclose(fresh.value_target_TN, target)
+
+
+def test_advantages_of_targets_by_hand():
+    """Two steps and a truncation: the second step's correction counts by lambda, for the first."""
+    advantage = returns.advantage_of_targets(
+        column(1.0, 2.0),
+        column(3.0, 4.0),
+        column(4.0, 10.0),
+        column(9.0, 6.0),
+        column(False, False),
+        column(False, True),
+        gamma=0.5,
+        trace_lambda=0.5,
+    )
+    assert advantage.flatten().tolist() == [1 + 0.5 * (4 + 0.5 * (6 - 4)) - 3, 2 + 0.5 * 10 - 4]

@@ -281,3 +281,53 @@ def vtrace(  # noqa: PLR0913 - six columns of one rollout and the method's four 
     next_target[-1] = next_value[-1]
     advantage = rho * (reward_TN + gamma * next_target - value_TN)
     return VTrace(target, advantage)
+
+
+@torch.no_grad()
+def advantage_of_targets(
+    reward_TN: Tensor,
+    value_TN: Tensor,
+    next_value_TN: Tensor,
+    target_TN: Tensor,
+    terminated_TN: Tensor,
+    truncated_TN: Tensor,
+    *,
+    gamma: float | Tensor,
+    trace_lambda: float,
+) -> Tensor:
+    """Estimate the advantages of actions, given corrected targets of what followed them.
+
+    ``reward + gamma * (V' + trace_lambda * (target' - V')) - V``, where a prime marks the next
+    step of the same episode; at a cut nothing corrects ``V'``. The action's own ratio is left out:
+    this is for surrogates that multiply by it, as PPO's does. With the targets of `vtrace` at a
+    ``log_ratio`` of zero, these are the advantages of `gae`.
+
+    Args:
+        reward_TN: rewards, floating, [T, N].
+        value_TN: the learner's value of each observation, [T, N].
+        next_value_TN: the learner's value of what followed, see the module docstring, [T, N].
+        target_TN: value targets, from `vtrace` with the same arguments, [T, N].
+        terminated_TN: bool, [T, N].
+        truncated_TN: bool, [T, N].
+        gamma: discount factor; a tensor [T, N] gives each step its own.
+        trace_lambda: how far the corrections of later steps count.
+
+    Returns:
+        Advantages, [T, N].
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    _same_shape(
+        reward_TN,
+        value=value_TN,
+        next_value=next_value_TN,
+        target=target_TN,
+        terminated=terminated_TN,
+        truncated=truncated_TN,
+    )
+    terminated, cut = terminated_TN.bool(), terminated_TN.bool() | truncated_TN.bool()
+    correction = torch.zeros_like(value_TN)
+    correction[:-1] = (target_TN - value_TN)[1:].masked_fill(cut[:-1], 0.0)
+    bootstrap = _next_value_or_zero(next_value_TN, terminated) + trace_lambda * correction
+    return reward_TN + gamma * bootstrap - value_TN

@@ -62,7 +62,7 @@ class RecurrentPPOPolicy(PPOPolicy):
     """PPO that remembers the episode so far.
 
     Beside PPO's fields a response holds ``memory``, what was remembered before the observation
-    (float32 ``[rows, memory_size]``), and ``memory_step``, which tells what rows follow each other.
+    (float32 ``[rows, memory_size]``), and ``row_step``, which tells what rows follow each other.
 
     Raises:
         ConfigError: ``micro_batch_size`` is set; sequences are not cut further.
@@ -126,7 +126,7 @@ class RecurrentPPOPolicy(PPOPolicy):
             value=self._in_reward_units(out.value),
             final_value=self._final_value_after(before, env_ret, out.value),
             memory=start,
-            memory_step=step,
+            row_step=step,
         )
 
     def _final_value_after(self, before: Tensor, env_ret: EnvRet, like: Tensor) -> Tensor:
@@ -152,21 +152,21 @@ class RecurrentPPOPolicy(PPOPolicy):
     def update_dataset(self, data: Any) -> None:
         """Keep a rollout: rows of one environment together, and in the order of time.
 
-        Beside PPO's columns they have ``memory``, ``memory_step``, ``terminated`` and
+        Beside PPO's columns they have ``memory``, ``row_step``, ``terminated`` and
         ``truncated``.
 
         Raises:
             ContractError: a column is missing, or no two rows follow each other.
         """
         super().update_dataset(data)
-        names = ("memory", "memory_step", "terminated", "truncated")
+        names = ("memory", "row_step", "terminated", "truncated")
         hint = "Recurrent PPO learns from what its own rollout_step answered"
         columns = require_columns(data, names, hint=hint)
         ended = columns["terminated"].bool() | columns["truncated"].bool()
         lengths = sequence_lengths(
-            columns["memory_step"], ended, max_length=self.hyper.sequence_length
+            columns["row_step"], ended, max_length=self.hyper.sequence_length
         )
-        together = sequence_lengths(columns["memory_step"])
+        together = sequence_lengths(columns["row_step"])
         if len(together) == len(ended) > 1:
             raise ContractError(
                 f"no two of the {len(ended)} rows follow each other in time; a recurrent policy "

@@ -175,6 +175,7 @@ POLICIES = Registry(
         "SimplePPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
         "TD3Policy": "rlightning.policy.td3_policy:TD3Policy",
         "VTracePPOPolicy": "rlightning.policy.vtrace_ppo_policy:VTracePPOPolicy",
+        "VTracePPOPolicy": "rlightning.policy.vtrace_ppo_policy:VTracePPOPolicy",
     },
 )
 ENVS = Registry(
