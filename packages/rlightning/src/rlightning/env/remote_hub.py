@@ -38,6 +38,7 @@ __all__ = ["Patience", "RemoteHub"]
 _log = get_logger("env.remote")
 _START_DEADLINE_S = 30.0
 _POLL_S = 0.5
+_WORD_S = 15.0
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -94,6 +95,7 @@ class RemoteHub:
         self._over: asyncio.Event | None = None
         self._close = closes["stop"]
         self._started = threading.Event()
+        self._next_word_s = 0.0
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="remote-envs", daemon=True)
 
@@ -353,6 +355,7 @@ class RemoteHub:
             return
         if table.vacant_since_s is None:
             table.vacant_since_s = now_s
+        self._say_who_is_missing(table, now_s)
         key = "row_timeout_s" if table.has_started else "start_timeout_s"
         limit_s: float | None = getattr(patience, key)
         if limit_s is not None and now_s - table.vacant_since_s > limit_s:
@@ -361,6 +364,13 @@ class RemoteHub:
                 f"{limit_s:g} s (rows {', '.join(map(str, free[:8]))}); start more clients, lower "
                 f"num_envs, or raise {key}"
             )
+
+    def _say_who_is_missing(self, table: RowTable, now_s: float) -> None:
+        """Tell a person that waits, now and then."""
+        if now_s >= self._next_word_s:
+            self._next_word_s = now_s + _WORD_S
+            free = len(table.free)
+            _log.info("%d of %d rows at %s wait for a client", free, table.rows, self.address)
 
     def release(self, table: RowTable) -> None:
         """Let the clients of a table go to others."""
