@@ -12,14 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from plugrl_protocol.conformance.client_scenarios import SCENARIOS
 from plugrl_protocol.conformance.raw import Target
 from plugrl_protocol.conformance.server_checks import Setup
 from plugrl_protocol.conformance.server_cli import check_server
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-WIRE = EXAMPLES / "wire"
-CPP_PROBE = EXAMPLES / "cpp" / "build" / "probe"
+WIRE = Path(__file__).resolve().parents[1] / "examples" / "wire"
 BIN = str(Path(sys.executable).parent)
 SERVER_CHECKER = shutil.which("plugrl-conformance-server", path=BIN)
 CLIENT_CHECKER = shutil.which("plugrl-conformance", path=BIN)
@@ -291,12 +288,3 @@ def test_the_client_checker_names_also(bug):
     ((code, output),) = check_clients([with_bug(bug)])
     assert code != 0, output
     assert f"FAIL  {CLIENT_BUGS[bug][1]} " in output, output
-
-
-@client_checker
-@pytest.mark.slow
-@pytest.mark.skipif(not CPP_PROBE.exists(), reason="make -C examples/cpp")
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_cpp_client_passes(scenario):
-    ((code, output),) = check_clients([(scenario, str(CPP_PROBE))])
-    assert code == 0, output

@@ -124,15 +124,11 @@ def test_other_names_dtypes_and_shapes_are_other_forms():
 
 def test_what_has_no_form_goes_the_long_way():
     assert outline(feedback(info=INFO)) is None, "info is free"
-    none = observation().rows(slice(0, 0))
-    reusing = Infer(
-        env_indices=np.array([0]), step_ids=np.array([0]), observation=none, reuse=np.array([True])
-    )
-    assert outline(reusing) is None
     sender = Sender(SERVER_LIMITS)
-    for message, parse in ((feedback(info=INFO), parse_feedback), (reusing, parse_infer)):
-        for _ in range(3):
-            assert send(sender, message, parse) == encode(message.to_wire())
+    for _ in range(3):
+        assert send(sender, feedback(info=INFO), parse_feedback) == encode(
+            feedback(info=INFO).to_wire()
+        )
     assert not sender._forms
     assert sender.encode({"a": 1}) == encode({"a": 1})
 
@@ -198,3 +194,23 @@ def test_two_forms_taken_in_turn_are_both_kept():
         message = Action(env_ids=np.array([4]), action=np.full((horizon, 1, 2), number))
         assert send(sender, message, parse_action) == encode(message.to_wire())
     assert len(sender._forms) == 2
+
+
+def reusing(reuse, rows):
+    return Infer(
+        env_indices=np.array([4, 7]), step_ids=np.array([0, 1]), reuse=np.array(reuse),
+        observation=observation().rows(slice(0, rows)),
+    )  # fmt: skip
+
+
+def test_messages_that_leave_rows_out_have_a_form_while_the_rows_agree():
+    sender = Sender(SERVER_LIMITS)
+    for _ in range(3):
+        for reuse in ([True, True], [True, False], [False, True]):
+            message = reusing(reuse, 2 - sum(reuse))
+            assert send(sender, message, parse_infer) == encode(message.to_wire())
+            assert send(sender, infer(), parse_infer) == encode(infer().to_wire())
+    assert len(sender._forms) == 3
+    assert outline(reusing([True, False], 2)) is None
+    with pytest.raises(MalformedMessageError):
+        sender.check(reusing([True, False], 2), parse_infer)

@@ -252,6 +252,15 @@ def test_a_whole_reused_feedback_is_not_copied():
     assert got.observation.states["s"].tolist() == [[21]]
 
 
+def test_reused_rows_come_in_the_order_of_the_request():
+    session = opened()
+    answered(session, [3, 8])
+    session.receive(report([3, 8], observe(30, 80)))
+    got = answered(session, [8, 3], observe(), reuse=[True, True])
+    assert got.observation.states["s"][:, 0].tolist() == [80.0, 30.0]
+    assert got.observation.text.tolist() == ["go", "go"]
+
+
 def test_an_infer_may_reuse_nothing():
     session = opened()
     got = answered(session, [0], observe(7), reuse=[False])

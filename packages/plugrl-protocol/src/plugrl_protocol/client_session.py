@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
-
-import numpy as np
+from typing import Final
 
 from plugrl_protocol.codec import CLIENT_LIMITS
 from plugrl_protocol.errors import (
@@ -20,6 +18,7 @@ from plugrl_protocol.errors import (
     MisuseError,
     OutOfTurnError,
 )
+from plugrl_protocol.memory import Memory
 from plugrl_protocol.messages import (
     FEATURE_REUSE,
     FEATURE_STEPS,
@@ -27,17 +26,13 @@ from plugrl_protocol.messages import (
     Feedback,
     Infer,
     Metadata,
-    Observation,
     parse_action,
     parse_feedback,
     parse_infer,
     parse_metadata,
 )
 from plugrl_protocol.sending import Sender
-from plugrl_protocol.shortcuts import Reader
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
+from plugrl_protocol.shortcuts import Reader, make_infer
 
 
 class ClientState(Enum):
@@ -84,8 +79,7 @@ class ClientSession:
         self._offers_reuse = self._offers_steps = False
         self._asked: list[int] = []
         self._holding: set[int] = set()
-        # Per env: the feedback row that the server would reuse. Done rows leave none.
-        self._remembered: dict[int, tuple[Observation, int]] = {}
+        self._memory = Memory()
 
     @property
     def holding(self) -> frozenset[int]:
@@ -173,31 +167,16 @@ class ClientSession:
         if not self._holding.isdisjoint(indices):
             owing = sorted(self._holding.intersection(indices))
             raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
-        sent = self._leave_out(request, indices) if self._remembered else request
-        frame = self._sender.frame() if sent is request else self._sender.encode(sent.to_wire())
-        if self._remembered:
-            for index in indices:
-                self._remembered.pop(index, None)
+        if self._memory:
+            found = self._memory.leave_out(request.observation, indices)
+            if found is not None:
+                sent = make_infer(request.env_indices, request.step_ids, *found)
+                self._sender.check(sent, parse_infer)
+            self._memory.forget(indices)
+        frame = self._sender.frame()
         self._asked = indices
         self.state = target
         return frame
-
-    def _leave_out(self, request: Infer, indices: list[int]) -> Infer:
-        """Mark the rows that equal what the server remembers, byte for byte."""
-        reuse = np.zeros(len(indices), np.bool_)
-        sources: dict[int, tuple[Observation, list[int], list[int]]] = {}
-        for row, index in enumerate(indices):
-            kept, kept_row = self._remembered.get(index, (None, 0))
-            if kept is not None:
-                _, rows, kept_rows = sources.setdefault(id(kept), (kept, [], []))
-                rows.append(row)
-                kept_rows.append(kept_row)
-        for kept, rows, kept_rows in sources.values():
-            mine = _take(request.observation, rows)
-            reuse[rows] = _equal_rows(mine, _take(kept, kept_rows))
-        if not reuse.any():
-            return request
-        return replace(request, observation=request.observation.rows(~reuse), reuse=reuse)
 
     def feedback(self, report: Feedback) -> bytes:
         """Report finished chunks.
@@ -224,41 +203,6 @@ class ClientSession:
         frame = self._sender.frame()
         self._holding.difference_update(indices)
         if self._offers_reuse and self._wants_reuse:
-            self._remember(report, indices)
+            self._memory.note(report, indices)
         self.state = target
         return frame
-
-    def _remember(self, report: Feedback, indices: list[int]) -> None:
-        # A copy: the caller may fill the same arrays again on its next step.
-        kept = report.observation.rows(np.arange(len(indices)))
-        for row, (index, done) in enumerate(zip(indices, report.done.tolist(), strict=True)):
-            if done:
-                self._remembered.pop(index, None)
-            else:
-                self._remembered[index] = (kept, row)
-
-
-def _take(observation: Observation, rows: list[int]) -> Observation:
-    """Take rows, without a copy when they are all rows in order."""
-    if rows == list(range(len(observation))):
-        return observation
-    return observation.rows(np.asarray(rows))
-
-
-def _equal_rows(one: Observation, other: Observation) -> npt.NDArray[np.bool_]:
-    """Tell which rows are the same bytes, names included: -0.0 is not 0.0, a NaN is itself."""
-    if one.images.keys() != other.images.keys() or one.states.keys() != other.states.keys():
-        return np.zeros(len(one), np.bool_)
-    equal: npt.NDArray[np.bool_] = one.text == other.text
-    pairs = [(array, other.states[name]) for name, array in one.states.items()]
-    pairs += [(array, other.images[name]) for name, array in one.images.items()]
-    for mine, theirs in pairs:
-        if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-            return np.zeros(len(one), np.bool_)
-        if mine.size:
-            equal = equal & (_as_bytes(mine) == _as_bytes(theirs)).all(axis=1)
-    return equal
-
-
-def _as_bytes(array: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)

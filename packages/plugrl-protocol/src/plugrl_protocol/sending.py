@@ -38,7 +38,7 @@ def outline(message: Infer | Feedback | Action) -> tuple[Names, list[Array]] | N
     """List the names in a message that is to be sent, and its arrays in the order of its frame.
 
     Returns:
-        None where there is more to it: ``reuse`` or ``info``.
+        None where there is more to it: ``info``, or a wrong ``reuse``.
     """
     if isinstance(message, Action):
         return (), [message.env_ids, message.action]
@@ -46,14 +46,17 @@ def outline(message: Infer | Feedback | Action) -> tuple[Names, list[Array]] | N
     images, states = seen.images, seen.states
     names = (*images, None, *states)
     if isinstance(message, Infer):
-        if message.reuse is not None:
-            return None
-        return names, [
+        arrays: list[Array] = [
             *images.values(), *states.values(), seen.text, message.env_indices, message.step_ids
         ]  # fmt: skip
+        if message.reuse is not None:
+            if len(seen) + message.reuse.tolist().count(True) != len(message.reuse):
+                return None
+            arrays.append(message.reuse)
+        return names, arrays
     if message.info:
         return None
-    arrays: list[Array] = [
+    arrays = [
         message.env_indices, message.step_ids, *images.values(), *states.values(), seen.text,
         message.rewards, message.terminated, message.truncated,
     ]  # fmt: skip
@@ -66,14 +69,15 @@ class Form:
     """What messages of one form have in common.
 
     Attributes:
+        kind: the class of the messages.
         names: as `outline` gives them.
         filler: puts the frames together.
     """
 
-    __slots__ = ("_indices", "_steps", "filler", "names")
+    __slots__ = ("_indices", "_steps", "filler", "kind", "names")
 
-    def __init__(self, names: Names, filler: Filler) -> None:
-        self.names, self.filler = names, filler
+    def __init__(self, kind: type, names: Names, filler: Filler) -> None:
+        self.kind, self.names, self.filler = kind, names, filler
         # Values that passed before; an empty array never does.
         self._indices = self._steps = b""
 
@@ -114,12 +118,11 @@ class Sender:
         self._limits = limits
         self._forms: dict[Any, Form] = {}
         self._seen: set[Any] = set()
-        self._last: dict[type, Form] = {}
+        self._last: dict[int, Form] = {}  # by the number of arrays
         # Of the message that was checked last.
         self._form: Form | None = None
         self._arrays: list[Array] = []
         self._wire: dict[str, Any] = {}
-        self._key: Any = None
 
     def encode(self, message: dict[str, Any]) -> bytes:
         """Encode a message as it is; see `Encoder.encode`."""
@@ -144,12 +147,17 @@ class Sender:
             if found is not None:
                 names, self._arrays = found
                 specs: list[Spec] = list(map(spec_of, self._arrays))
-                form = self._last.get(type(message))
-                if form is None or form.filler.specs != specs or form.names != names:
+                form = self._last.get(len(specs))
+                if (
+                    form is None
+                    or form.filler.specs != specs
+                    or form.names != names
+                    or form.kind is not type(message)
+                ):
                     key = (type(message), names, *specs)
                     form = self._forms.get(key)
                 if form is not None:
-                    self._last[type(message)] = self._form = form
+                    self._last[len(specs)] = self._form = form
                     form.check_values(message)
                     return message
         except AttributeError:
@@ -157,9 +165,9 @@ class Sender:
         self._form = None
         self._wire = message.to_wire()
         checked = parse(self._wire)
-        # Parsing converts, for example integer states.
-        self._key = key if key == _key(checked) else None
-        if self._key is None:
+        if key is not None and key == _key(checked):
+            self._keep(key)
+        else:  # parsing converts, for example integer states
             self._wire = checked.to_wire()
         return checked
 
@@ -167,28 +175,26 @@ class Sender:
         """Encode the message that was checked last."""
         if self._form is not None:
             return self._form.filler.fill(self._arrays)
-        frame = self._encoder.encode(self._wire)
-        if self._key is not None:
-            self._keep(frame, self._key)
-        return frame
+        return self._encoder.encode(self._wire)
 
-    def _keep(self, frame: bytes, key: Any) -> None:
-        """Note the form of a frame; at the second of its form, keep what will not change."""
+    def _keep(self, key: Any) -> None:
+        """Note a form; when it comes for the second time, keep what will not change."""
         if key not in self._seen:
             if len(self._seen) >= _MAX_FORMS:
                 self._seen.clear()
             self._seen.add(key)
             return
-        _, names, *specs = key
+        kind, names, *specs = key
+        frame = self._encoder.encode(self._wire)
         decoder = Decoder(self._limits)
         decoder.decode(frame)
         decoder.decode(frame)
         template = decoder.fitting
-        plain = all(kind is np.ndarray for kind, _, _ in specs)
+        plain = all(array_type is np.ndarray for array_type, _, _ in specs)
         if plain and template is not None and len(template.between) == len(specs) + 1:
             if len(self._forms) >= _MAX_FORMS:
                 self._forms.clear()
-            self._forms[key] = Form(names, Filler(specs, template.between))
+            self._forms[key] = Form(kind, names, Filler(specs, template.between))
 
 
 def _key(message: Infer | Feedback | Action) -> Any:

@@ -37,7 +37,7 @@ from plugrl_protocol.messages import (
     parse_infer,
 )
 from plugrl_protocol.sending import Sender
-from plugrl_protocol.shortcuts import Reader, make_action
+from plugrl_protocol.shortcuts import Reader, make_action, make_infer
 
 if TYPE_CHECKING:
     from plugrl_protocol.templates import Array
@@ -322,13 +322,30 @@ class ServerSession:
         if batch.rows_live == 0:
             self._remembered_bytes -= batch.size_bytes
 
+    def _whole_batch(self, indices: list[int]) -> Observation | None:
+        """Give what is remembered, if it is one feedback of just these envs in this order."""
+        first = self.records.get(indices[0])
+        batch = None if first is None else first._batch
+        if batch is None or len(batch.observation) != len(indices):
+            return None
+        for row, index in enumerate(indices):
+            record = self.records.get(index)
+            if record is None or record._batch is not batch or record._row != row:
+                return None
+        return batch.observation
+
     def _complete(self, request: Infer, indices: list[int]) -> Infer:
         """Fill in the rows that the client left out."""
         if not self._offers_reuse:
             raise MalformedMessageError(f"reuse was sent, but {FEATURE_REUSE!r} is not offered")
         reuse = request.reuse
-        if reuse is None or not reuse.any():
+        flags = [] if reuse is None else reuse.tolist()
+        if reuse is None or True not in flags:
             return request
+        whole = None if False in flags else self._whole_batch(indices)
+        if whole is not None:
+            self.reused_rows += len(indices)
+            return make_infer(request.env_indices, request.step_ids, whole, reuse)
         sources: dict[int, tuple[Observation, list[int], list[int]]] = {}
         for row in np.flatnonzero(reuse).tolist():
             record = self.records.get(indices[row])
@@ -340,14 +357,12 @@ class ServerSession:
             _, rows, kept_rows = sources.setdefault(id(kept), (kept, [], []))
             rows.append(row)
             kept_rows.append(record._row)
-        self.reused_rows += int(np.count_nonzero(reuse))
-        if len(sources) == 1 and reuse.all():
+        self.reused_rows += flags.count(True)
+        if len(sources) == 1 and False not in flags:
             (kept, _, kept_rows) = next(iter(sources.values()))
-            if kept_rows == list(range(len(kept))):
-                return replace(request, observation=kept)
             return replace(request, observation=kept.rows(np.asarray(kept_rows)))
         parts = [(kept.rows(np.asarray(k)), np.asarray(rows)) for kept, rows, k in sources.values()]
-        if not reuse.all():
+        if False in flags:
             parts.append((request.observation, np.flatnonzero(~reuse)))
         return replace(request, observation=_interleave(parts, len(indices)))
 
