@@ -53,16 +53,23 @@ class EpisodeTally:
         """How many episodes are still missing."""
         return int(self._quota.sum())
 
-    def add(self, reward: Any, ended: Any, success: Any = None) -> None:
+    def add(
+        self, reward: Any, ended: Any, success: Any = None, *, steps: Any = 1, begins: Any = None
+    ) -> None:
         """Count one step of every row.
 
         Args:
             reward: ``[rows]``.
             ended: ``[rows]`` bool, whether the episode ended with this step.
             success: ``[rows]``, read where an episode ended; NaN or None where nothing reports it.
+            steps: environment steps that this step was, ``[rows]`` or one number.
+            begins: ``[rows]`` bool, where an episode begins although the one before had not ended.
         """
+        if begins is not None:
+            self._return[begins] = 0.0
+            self._length[begins] = 0
         self._return += reward
-        self._length += 1
+        self._length += steps
         for row in np.flatnonzero(ended):
             if self._quota[row] > 0:
                 self._quota[row] -= 1
@@ -109,6 +116,8 @@ def evaluate_episodes(
                 _joined(env_rets, "last_reward"),
                 _joined(env_rets, "last_terminated") | _joined(env_rets, "last_truncated"),
                 _successes(env_rets),
+                steps=_steps(env_rets),
+                begins=_marked(env_rets, "_lost"),
             )
     return tally
 
@@ -171,6 +180,33 @@ def _rows(env_ret: EnvRet) -> int:
 
 def _joined(env_rets: BatchedData[EnvRet], name: str) -> Any:
     parts = [np.atleast_1d(to_numpy(getattr(env_ret, name))) for env_ret in env_rets.values()]
+    return np.concatenate(parts)
+
+
+def _steps(env_rets: BatchedData[EnvRet]) -> Any:
+    """Return how many environment steps each row took, ``[rows]``; 1 where nothing says."""
+    idle, lost = _marked(env_rets, "_idle"), _marked(env_rets, "_lost")
+    chunks = any("last_steps" in env_ret._extra for env_ret in env_rets.values())
+    if idle is None and lost is None and not chunks:
+        return 1
+    parts = [
+        np.broadcast_to(to_numpy(env_ret._extra.get("last_steps", 1)), _rows(env_ret))
+        for env_ret in env_rets.values()
+    ]
+    steps = np.concatenate(parts)
+    for mask in (idle, lost):
+        steps = steps if mask is None else np.where(mask, 0, steps)
+    return steps
+
+
+def _marked(env_rets: BatchedData[EnvRet], key: str) -> Any:
+    """Return the rows that a worker marks in its info, bool ``[rows]``; None where none does."""
+    if not any(key in env_ret.info for env_ret in env_rets.values()):
+        return None
+    parts = [
+        np.broadcast_to(np.asarray(env_ret.info.get(key, False), dtype=bool), _rows(env_ret))
+        for env_ret in env_rets.values()
+    ]
     return np.concatenate(parts)
 
 

@@ -21,6 +21,10 @@ class SyncRLEngine(TrainingEngine):
             self._end_epoch(epoch)
 
     def _enough_collected(self) -> bool:
-        """Whether a replay buffer has filled far enough to learn from; a rollout always has."""
-        on_policy = self.buffer.needs_bootstrap_response
-        return on_policy or self.buffer.can_sample(self.config.train.batch_size)
+        """Whether there is enough to learn from.
+
+        A replay buffer fills slowly; a rollout is empty only if every episode of it was lost.
+        """
+        if self.buffer.needs_bootstrap_response:
+            return self.buffer.size() > 0
+        return self.buffer.can_sample(self.config.train.batch_size)
