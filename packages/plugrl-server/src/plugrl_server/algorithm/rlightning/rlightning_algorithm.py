@@ -171,6 +171,7 @@ class RLightningAlgorithm(BaseAlgorithm):
             self._close_segments([chain])
             self.buffer.remove_worker(f"env-{chain}")
             del self._chains[chain]
+        self.served.group.forget_episodes([f"env-{chain}"])
 
     def _close_segments(self, chains: Sequence[int]) -> None:
         """Give the buffer what followed the last frames of chains."""

@@ -89,9 +89,10 @@ class ServedPolicy(BasePolicy):
         """Act in environments that have just begun, ``[n, H, *A]``; see `act`."""
         rows = self.prepare_observation(_obs)
         count = len(_obs["text"])
-        return self.act(
-            [EnvRet(f"row-{row}", row_of(rows, row), 0.0, _NO, _NO) for row in range(count)]
-        )
+        with self.group.memory_kept(empty=True):
+            return self.act(
+                [EnvRet(f"row-{row}", row_of(rows, row), 0.0, _NO, _NO) for row in range(count)]
+            )
 
     def act(self, env_rets: Sequence[EnvRet]) -> tuple[Any, Any]:
         """Act in n environments.
