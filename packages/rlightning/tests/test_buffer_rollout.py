@@ -609,6 +609,15 @@ def test_train_workers_get_even_shares(drop_last, sizes):
     assert len(set(seen)) == (9 if drop_last else 10)
 
 
+def test_the_share_of_a_train_worker_is_consecutive_rows():
+    """As policies need that learn from sequences."""
+    buffer = make()
+    buffer.init([EnvMeta("e-0", None, BOX, 1)], train_worker_num=3)
+    fill(buffer, range(9))
+    batches = buffer.sample(shuffle=False)
+    assert [numbers(batch) for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
 def test_fewer_rows_than_train_workers_are_refused():
     buffer = make()
     buffer.init([EnvMeta("e-0", None, BOX, 1)], train_worker_num=3)
