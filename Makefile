@@ -11,7 +11,7 @@ SOURCES := $(PACKAGES:%=packages/%/src)
 TOOLS := setuptools wheel hatchling editables pytest pytest-timeout pytest-cov pytest-xdist hypothesis psutil ruff mypy import-linter
 # With the simulator families that tests and examples run, and the peer that tests compare with.
 INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
-	-e packages/plugrl-env-client -e packages/rlightning[ray,video] -e packages/plugrl-server stable_baselines3
+	-e packages/plugrl-env-client -e packages/rlightning[datasets,ray,video] -e packages/plugrl-server stable_baselines3
 
 # A file's tests stay together: they share a server or a cluster.
 SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
