@@ -9,6 +9,7 @@ import torch
 
 from rlightning.buffer import DataBuffer, RolloutBuffer
 from rlightning.config import BufferConfig
+from rlightning.errors import ContractError
 from rlightning.ops.returns import gae
 from rlightning.testing import check_buffer
 from rlightning.types import BatchedData, EnvMeta, EnvRet, MultiAgentEnvRet, PolicyResponse
@@ -394,6 +395,26 @@ def test_workers_with_different_fields_are_refused_when_their_rows_meet():
         buffer.truncate_one_episode("b")
 
 
+def test_errors_call_a_worker_by_its_name_where_it_has_one():
+    meta = EnvMeta("5f3c-0", gym.spaces.Discrete(5), BOX, 1, "env 'cartpole' worker 0")
+    buffer = make(metas=[meta])
+    buffer.add_transition(
+        "5f3c-0", EnvRet("5f3c-0", np.zeros(2)), PolicyResponse("5f3c-0", action=0)
+    )
+    wrong = EnvRet("5f3c-0", np.zeros(7, np.float32))
+    with pytest.raises(ContractError, match=r"^env 'cartpole' worker 0: .*observation.*\(7,\)"):
+        buffer.add_transition("5f3c-0", wrong, PolicyResponse("5f3c-0", action=0))
+    with pytest.raises(ContractError, match="a response to env 'cartpole' worker 0"):
+        buffer.add_data_async("5f3c-0", PolicyResponse("5f3c-0", action=0))
+    buffer.add_data_async("5f3c-0", wrong)
+    with pytest.raises(ContractError, match=r"^env 'cartpole' worker 0 returned twice"):
+        buffer.add_data_async("5f3c-0", wrong)
+    unnamed = make()
+    unnamed.add_data_async("e-0", EnvRet("e-0", np.zeros(2, np.float32)))
+    with pytest.raises(ContractError, match=r"^e-0 returned twice"):
+        unnamed.add_data_async("e-0", EnvRet("e-0", np.zeros(2, np.float32)))
+
+
 # ---- advantages --------------------------------------------------------------------------------
 
 
@@ -577,6 +598,62 @@ def test_indices_count_stored_transitions_from_both_ends():
     for index in (4, -5):
         with pytest.raises(IndexError, match="4 transitions"):
             buffer[index]
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(1, 3), [1, 2]),
+        (slice(None, None, -2), [3, 1]),
+        (slice(9, None), []),
+        ([], []),
+        ([3, -4], [3, 0]),
+        (np.array([2, 2], np.uint8), [2, 2]),
+        (torch.tensor([0, -1]), [0, 3]),
+        ([True, False, False, True], [0, 3]),
+        (torch.tensor([False, True, True, False]), [1, 2]),
+    ],
+    ids=str,
+)
+def test_slices_lists_arrays_and_masks_are_indices(index, expected):
+    buffer = make()
+    fill(buffer, range(4))
+    batch = buffer[index]
+    assert numbers(batch) == expected
+    assert batch.batch_size == (len(expected),)
+
+
+def test_a_number_of_any_kind_gives_one_transition():
+    buffer = make()
+    fill(buffer, range(4))
+    for one in (2, np.int64(2), np.array(2), torch.tensor(2)):
+        assert buffer[one].batch_size == ()
+        assert buffer[one]["observation"][0] == 2
+
+
+def test_a_pair_is_refused_and_never_two_rows():
+    buffer = make()
+    fill(buffer, range(4))
+    with pytest.raises(TypeError, match=r"\(0, 1\).*one storage.*buffer\[\[0, 1\]\]"):
+        buffer[0, 1]
+    assert numbers(buffer.get((0, 1))) == [0, 1], "a sequence, as documented"
+
+
+@pytest.mark.parametrize(
+    "index", [1.5, [0.0], True, None, "0", [[0, 1], [1, 2]], [[0], [1, 2]], {"storage_idx": 0}]
+)
+def test_what_is_no_index_is_refused(index):
+    buffer = make()
+    fill(buffer, range(4))
+    with pytest.raises(TypeError, match="expected a whole number, a slice"):
+        buffer[index]
+
+
+def test_a_mask_of_another_length_is_refused():
+    buffer = make()
+    fill(buffer, range(4))
+    with pytest.raises(IndexError, match="a mask of 2 truth values for 4 transitions"):
+        buffer[[True, False]]
 
 
 @pytest.mark.parametrize("kind", ["batch", "uniform"])

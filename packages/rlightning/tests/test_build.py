@@ -1,5 +1,7 @@
 """The composition root: workers, functions, buffers and what a configuration cannot ask for."""
 
+import logging
+
 import pytest
 
 from rlightning.buffer import DataBuffer
@@ -179,6 +181,19 @@ def test_a_buffer_is_built_by_name_or_path():
     path = "rlightning.buffer.rollout_buffer:RolloutBuffer"
     plain = BufferConfig.from_dict({"type": path, "capacity": 4})
     assert isinstance(build_data_buffer(path, plain), DataBuffer)
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("sharded", 1), ("unified", 0)])
+def test_a_local_run_says_that_its_sharded_storage_is_one(kind, lines, caplog):
+    config = BufferConfig.from_dict(
+        {"type": "RolloutBuffer", "capacity": 4, "storage": {"type": kind}}
+    )
+    with caplog.at_level(logging.INFO, logger="rlightning"):
+        build_data_buffer("RolloutBuffer", config)
+    said = [
+        record for record in caplog.records if "one storage per buffer worker" in record.message
+    ]
+    assert len(said) == lines
 
 
 def test_an_engine_is_built_by_its_name(tmp_path):

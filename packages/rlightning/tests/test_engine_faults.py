@@ -147,8 +147,7 @@ def test_a_reward_that_is_not_finite_names_environment_row_and_step(tmp_path):
     with pytest.raises(NonFiniteError) as caught:
         run(config)
     text = str(caught.value)
-    assert text.startswith("reward of environment ")
-    assert "-0 row 0 is not finite at step 21" in text
+    assert text.startswith("reward of env 'arm' worker 0 (row 0) is not finite at step 21")
     assert "The run stopped before it could reach the parameters." in text
     saved = newest(config)
     assert saved.epoch == 2
@@ -158,7 +157,7 @@ def test_a_reward_that_is_not_finite_names_environment_row_and_step(tmp_path):
 
 def test_an_environment_that_raises_is_named_with_its_cause(tmp_path):
     config = configuration(tmp_path, "raise")
-    with pytest.raises(EnvWorkerError, match=r"-0: .*the arm fell off"):
+    with pytest.raises(EnvWorkerError, match=r"env 'arm' worker 0: .*the arm fell off"):
         run(config)
     saved = newest(config)
     assert saved.epoch == 2
@@ -169,7 +168,7 @@ def test_a_faulty_environment_process_ends_the_run_in_time_and_leaves_none_behin
     config = configuration(tmp_path, fault, vectorization="async")
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     begin = time.monotonic()
-    with pytest.raises(EnvWorkerError, match=r"environment .*-0: "):
+    with pytest.raises(EnvWorkerError, match=r"env 'arm' worker 0: "):
         run(config)
     assert time.monotonic() - begin < 60
     assert newest(config).epoch == 2

@@ -12,7 +12,9 @@ NO = np.zeros(2, bool)
 
 def check(observation, reward=None):
     reward = np.zeros(2, np.float32) if reward is None else reward
-    check_finite(EnvRet("a-0", observation, reward, NO, NO), num_envs=2, step=7)
+    check_finite(
+        EnvRet("a-0", observation, reward, NO, NO), num_envs=2, step=7, label="env 'a' worker 0"
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble])
@@ -21,9 +23,9 @@ def check(observation, reward=None):
 def test_one_bad_number_is_found_in_its_row(dtype, bad, order):
     observation = np.ones((2, 3), dtype, order=order)
     observation[1, 2] = bad
-    with pytest.raises(NonFiniteError, match=r"observation.*row 1.*step 7"):
+    with pytest.raises(NonFiniteError, match=r"observation of env 'a' worker 0 \(row 1\).*step 7"):
         check(observation)
-    with pytest.raises(NonFiniteError, match=r"reward.*row 1"):
+    with pytest.raises(NonFiniteError, match=r"reward of.* \(row 1\)"):
         check(np.ones((2, 3), dtype), reward=observation[:, 2])
 
 

@@ -145,14 +145,16 @@ def test_what_is_not_finite_is_named_with_environment_row_and_step(where):
         env._step(answer(env, np.zeros(3, int)))
     assert caught.value.tensor == where
     assert caught.value.step == 2
-    assert caught.value.source == f"environment {env.env_id} row 1"
+    assert caught.value.source == f"env {env.config.name!r} worker 0 (row 1)"
 
 
 def test_a_failing_simulator_becomes_our_error_with_worker_and_row():
     env = GymEnv(config("test-env/Faulty-v0", env_kwargs={"fault": "raise"}))
     env._reset(seed=0)
     env._step(answer(env, 0))
-    with pytest.raises(EnvWorkerError, match=rf"{env.env_id}.*environment 0 failed during step"):
+    with pytest.raises(
+        EnvWorkerError, match=r"env '.*' worker 0: environment 0 failed during step"
+    ):
         env._step(answer(env, 0))
 
 

@@ -12,6 +12,7 @@ from rlightning.cluster import current_cluster, open_cluster
 from rlightning.config import Config, EnvConfig, resolve_extras
 from rlightning.errors import ConfigError
 from rlightning.types import PolicyRole
+from rlightning.utils.logger import get_logger
 from rlightning.utils.registry import BUFFERS, ENGINE, ENVS, POLICIES, WEIGHTS
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ __all__ = [
     "define_env_instance_cfgs",
     "open_cluster",
 ]
+
+_log = get_logger("build")
 
 
 def check_config(config: MainConfig) -> None:
@@ -145,15 +148,13 @@ def _policies(kind: type[Any], policy_cfg: PolicyConfig, role: PolicyRole) -> li
 
 
 def _build_weight_buffer(policy_cfg: PolicyConfig) -> Any:
-    weights = policy_cfg.weight_buffer
+    weights, cluster = policy_cfg.weight_buffer, current_cluster()
     if weights.buffer_strategy == "None":
         return None
-    if weights.type not in WEIGHTS:
-        raise ConfigError(
-            f"weight_buffer.type {weights.type} shares weights between workers of a cluster; a "
-            "local run takes WeightBuffer"
-        )
-    return WEIGHTS.get(weights.type)()
+    kind = WEIGHTS.get(weights.type)
+    if weights.buffer_strategy == "Sharded" and cluster is not None:
+        return kind(cluster.config.train_worker_num if cluster.config.remote_train else 1)
+    return kind()
 
 
 def build_data_buffer(
@@ -172,6 +173,11 @@ def build_data_buffer(
     kind = BUFFERS.get(buffer_cls)
     _resolve(buffer_cfg, kind, path="buffer")
     cluster = current_cluster()
+    if cluster is None and buffer_cfg.storage.type == "sharded":
+        _log.info(
+            "buffer.storage.type: sharded is one storage per buffer worker of a cluster; this run "
+            "has one worker, and so one storage, as with unified"
+        )
     if cluster is not None and cluster.config.remote_storage:
         return cluster.make_buffer(kind, buffer_cfg, seed, stages)  # type: ignore[no-any-return]  # has its surface
     buffer: DataBuffer = kind(buffer_cfg, seed=seed, **stages)

@@ -94,7 +94,7 @@ class NonFiniteError(RLightningError, ValueError):
 
     Attributes:
         tensor: what is not finite, for example ``"reward"`` or ``"gradient of actor.0.weight"``.
-        source: where it came from: an environment id and row, or the policy.
+        source: where it came from: an environment worker and its row, or the policy.
         step: the environment step or update it appeared at, if known.
         value: the offending array or tensor, where it is at hand.
         dump: the file the tensor and its batch were saved to, if any.

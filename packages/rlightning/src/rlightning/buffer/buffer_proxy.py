@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rlightning.buffer.data_buffer import DataBuffer
+    from rlightning.buffer.indexing import Index
     from rlightning.config import BufferConfig
     from rlightning.runtime.base import Future, Handle
     from rlightning.types import BatchedData, EnvRet, PolicyResponse
@@ -53,6 +54,9 @@ class _Storage:
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    def __getitem__(self, index: Index) -> Any:
+        return self._buffer[index]
 
 
 def make_buffer(
@@ -126,8 +130,8 @@ class BufferProxy(Proxy):
     def __len__(self) -> int:
         return int(self._call("__len__"))
 
-    def __getitem__(self, index: int) -> Any:
-        return self._call("get", index)
+    def __getitem__(self, index: Index) -> Any:
+        return self._call("__getitem__", index)
 
     def close(self) -> None:
         """End the worker."""

@@ -10,10 +10,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from tensordict import TensorDict
 
-from rlightning.buffer.columns import Path, as_array, leaves, nest
+from rlightning.buffer.columns import Path, nest
+from rlightning.buffer.flattening import flat_columns, flatten_env_major
+from rlightning.buffer.indexing import is_single, positions
 from rlightning.buffer.pipeline import Pipeline
 from rlightning.buffer.row_segment import RowSegment
 from rlightning.buffer.sampler import make_sampler
@@ -27,6 +28,9 @@ from rlightning.types import EnvRet, PolicyResponse
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
+
+    from rlightning.buffer.indexing import Index
     from rlightning.buffer.sampler import Indices
     from rlightning.config import BufferConfig
     from rlightning.types import BatchedData, EnvMeta
@@ -99,6 +103,7 @@ class DataBuffer:
         self.storage = Storage(config.capacity, mode=config.storage.mode, unit=config.storage.unit)
         self._segments: dict[str, Segment | RowSegment] = {}
         self._rows: dict[str, int] = {}
+        self._labels: dict[str, str] = {}  # what errors call the workers
         self._unanswered: dict[str, tuple[EnvRet, bool]] = {}
         self._train_workers = 1
         self._lock = threading.RLock()
@@ -166,6 +171,9 @@ class DataBuffer:
             env_id: kind(meta, device=device) for env_id, meta in zip(ids, metas, strict=True)
         }
         self._rows = {env_id: meta.num_envs or 1 for env_id, meta in zip(ids, metas, strict=True)}
+        self._labels = {
+            env_id: meta.label or env_id for env_id, meta in zip(ids, metas, strict=True)
+        }
         self._unanswered = {}
         self._train_workers = train_worker_num
 
@@ -175,12 +183,14 @@ class DataBuffer:
             kind = RowSegment if self._pipeline.by_row else Segment
             self._segments[env_id] = kind(meta, device=self.config.storage.device)
             self._rows[env_id] = meta.num_envs or 1
+            self._labels[env_id] = meta.label or env_id
 
     def remove_worker(self, env_id: str) -> None:
         """Forget a worker, and what it left unfinished."""
         with self._lock:
             self._segments.pop(env_id)
             self._rows.pop(env_id)
+            self._labels.pop(env_id)
             self._unanswered.pop(env_id, None)
 
     def size(self) -> int:
@@ -229,9 +239,12 @@ class DataBuffer:
         with self._lock:
             if env_id not in self._segments:
                 raise UnknownNameError(env_id, kind="buffer's environment", known=self._segments)
-            self._add_row(env_id, env_ret, policy_resp)
-            if truncated:
-                self._end_segment(env_id)
+            try:
+                self._add_row(env_id, env_ret, policy_resp)
+                if truncated:
+                    self._end_segment(env_id)
+            except ContractError as error:
+                raise ContractError(f"{self._labels[env_id]}: {error}") from error
 
     def add_batched_transition(
         self,
@@ -279,13 +292,14 @@ class DataBuffer:
             if isinstance(data, EnvRet):
                 if env_id in self._unanswered:
                     raise ContractError(
-                        f"{env_id} returned twice without a response in between; add the "
-                        "policy's response to the first before the second"
+                        f"{self._labels.get(env_id, env_id)} returned twice without a response "
+                        "in between; add the policy's response to the first before the second"
                     )
                 self._unanswered[env_id] = (data, truncated)
                 return
             if env_id not in self._unanswered:
-                raise ContractError(f"a response to {env_id}, which has returned nothing to answer")
+                label = self._labels.get(env_id, env_id)
+                raise ContractError(f"a response to {label}, which has returned nothing to answer")
             env_ret, ends = self._unanswered.pop(env_id)
             self.add_transition(env_id, env_ret, data, truncated or ends)
 
@@ -319,7 +333,7 @@ class DataBuffer:
             episode = self._pipeline.postprocess_fn(listed)
         with self._lock:
             self._store_episodes(
-                _flat(episode, num_envs, device=self.config.storage.device), num_envs
+                flat_columns(episode, num_envs, device=self.config.storage.device), num_envs
             )
 
     def truncate_one_episode(self, env: Any) -> None:
@@ -357,7 +371,7 @@ class DataBuffer:
         transitions |= self._derive(transitions)
         self._store(
             {
-                path: _flatten_env_major(tensor)
+                path: flatten_env_major(tensor)
                 for path, tensor in transitions.items()
                 if path[0] != "_next"
             }
@@ -371,10 +385,10 @@ class DataBuffer:
         derived: dict[Path, torch.Tensor] = {}
         if len(learned) == len(names):
             derived = self._derive(align_episode(learned))
-        result = _flat(self._pipeline.postprocess_fn(episode), num_envs)
+        result = flat_columns(self._pipeline.postprocess_fn(episode), num_envs)
         count = next(iter(result.values())).shape[0]
         for path, tensor in derived.items():
-            flat = _flatten_env_major(tensor) if num_envs > 1 else tensor
+            flat = flatten_env_major(tensor) if num_envs > 1 else tensor
             if path not in result and flat.shape[0] == count:
                 result[path] = flat
         self._store(result)
@@ -394,22 +408,34 @@ class DataBuffer:
 
     # ---- sampling ------------------------------------------------------------------------------
 
-    def get(self, indices: int | Sequence[int]) -> TensorDict:
+    def get(self, indices: Index) -> TensorDict:
         """Return the transitions at `indices`, 0 the oldest; negative ones count from the newest.
+
+        Args:
+            indices: a number, which gives one transition (or one episode, where that is the
+                unit); or a slice, a list or an array of numbers, or one of truth values for all.
 
         Raises:
             IndexError: there is no such transition.
+            TypeError: `indices` is none of these.
         """
         with self._lock:
-            size = self.size()
-            wanted = np.atleast_1d(np.asarray(indices, dtype=np.int64))
-            if ((wanted < -size) | (wanted >= size)).any():
-                raise IndexError(f"index {indices} is out of range for {size} {self._unit()}")
-            batch = _batch(self._gather(np.where(wanted < 0, wanted + size, wanted)))
-        one = isinstance(indices, (int, np.integer)) and self.config.storage.unit == "transition"
+            wanted = positions(indices, self.size(), unit=self._unit())
+            if len(wanted):
+                batch = _batch(self._gather(wanted))
+            else:
+                self._refuse_if_empty()  # nobody knows the fields yet
+                batch = _batch(self._gather(np.zeros(1, dtype=np.int64)))[:0]
+        one = is_single(indices) and self.config.storage.unit == "transition"
         return batch[0] if one else batch
 
-    def __getitem__(self, index: int) -> TensorDict:
+    def __getitem__(self, index: Index) -> TensorDict:
+        """Return what `get` returns; a pair, such as ``buffer[0, 1]``, means nothing here."""
+        if isinstance(index, tuple):
+            raise TypeError(
+                f"found the index {index}, but a buffer has one axis, its {self._unit()}, and one "
+                f"storage; write buffer[i], or buffer[{list(index)}] for several"
+            )
         return self.get(index)
 
     def get_all(self) -> TensorDict:
@@ -532,42 +558,6 @@ def _flags(truncations: Any, count: int) -> Sequence[bool]:
     if len(truncations) != count:
         raise ContractError(f"{len(truncations)} truncations for {count} rows")
     return truncations
-
-
-def _flatten_env_major(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[T, N, ...]`` as ``[N*T, ...]``, each environment's steps together; copied."""
-    steps, rows, *rest = tensor.shape
-    by_env = torch.empty((rows, steps, *rest), dtype=tensor.dtype, device=tensor.device)
-    return by_env.copy_(tensor.transpose(0, 1)).flatten(0, 1)
-
-
-def _flat(episode: Any, num_envs: int, *, device: str | None = None) -> dict[Path, torch.Tensor]:
-    """Return a mapping of ``[T, ...]`` or ``[T, N, ...]`` values as flat copied columns."""
-    if not hasattr(episode, "items"):
-        raise ContractError(
-            f"expected a mapping of names to [T, ...] arrays, found a {type(episode).__name__}"
-        )
-    if hasattr(episode, "to_dict"):
-        episode = episode.to_dict()
-    rows: dict[Path, torch.Tensor] = {}
-    for name, value in episode.items():
-        for path, leaf in leaves(str(name), value):
-            tensor = torch.as_tensor(as_array(path, leaf)).detach()
-            if num_envs > 1 and (tensor.ndim < 2 or tensor.shape[1] != num_envs):
-                raise ContractError(
-                    f"the field {'.'.join(path)!r} has shape {tuple(tensor.shape)}; expected "
-                    f"[T, {num_envs}, ...]"
-                )
-            tensor = _flatten_env_major(tensor) if num_envs > 1 else tensor.clone()
-            kept = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-            rows[path] = tensor.to(device=device or tensor.device, dtype=kept)
-    lengths = {int(tensor.shape[0]) if tensor.ndim else -1 for tensor in rows.values()}
-    if len(lengths) != 1 or lengths & {-1, 0}:
-        raise ContractError(
-            f"the transitions' fields have the lengths {sorted(lengths)}; expected one length, the "
-            "number of transitions, for all"
-        )
-    return rows
 
 
 def _batch(columns: dict[Path, torch.Tensor]) -> TensorDict:

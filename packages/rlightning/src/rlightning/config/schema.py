@@ -71,7 +71,7 @@ class StorageConfig(StrictConfig):
     mode: Literal["circular", "fixed"] = "circular"
     """Overwrite the oldest rows when full, or stop accepting."""
     type: Literal["unified", "sharded"] = "unified"
-    """One storage, or one per buffer worker."""
+    """One storage, or one per buffer worker of a cluster; a local run has one worker."""
     unit: Literal["transition", "episode"] = "transition"
     """What an index and the buffer's length count."""
     device: Literal["cpu", "cuda"] = "cpu"

@@ -61,6 +61,7 @@ class BaseEnv(ABC):
         purpose: ``"train"`` or ``"eval"``; environments of an evaluation never share a seed with
             those of training.
         env_id: unique name; ends in ``-<worker_index>``.
+        label: how errors and the log call the worker.
         num_envs: rows.
         max_episode_steps: the configured limit, or None.
         timing_raw: seconds spent, ``{name: {"count", "total", "avg"}}``.
@@ -83,6 +84,7 @@ class BaseEnv(ABC):
         self.config = copy.deepcopy(config)
         self.worker_index = worker_index or 0
         self.env_id = f"{uuid.uuid4()}-{self.worker_index}"
+        self.label = f"env {self.config.name!r} worker {self.worker_index}"
         self.purpose: Literal["train", "eval"] = "train"
         self.env: Any = None
         self.num_envs = self.config.num_envs
@@ -133,6 +135,7 @@ class BaseEnv(ABC):
             action_space=self.get_action_space(),
             observation_space=self.get_observation_space(),
             num_envs=self.num_envs,
+            label=self.label,
         )
 
     def close(self) -> None:
@@ -204,7 +207,7 @@ class BaseEnv(ABC):
         """
         for name, timing in self.timing_raw.items():
             _logger.info(
-                "%s %s: %d calls, %.6f s each", self.env_id, name, timing["count"], timing["avg"]
+                "%s %s: %d calls, %.6f s each", self.label, name, timing["count"], timing["avg"]
             )
         if reset:
             self.timing_raw = {}
@@ -229,7 +232,7 @@ class BaseEnv(ABC):
         env_ret = self.reset(*args, **self._reset_kwargs(kwargs))
         self._record("env_reset", time.perf_counter() - begin)
         self._statistics.reset()
-        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps)
+        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps, label=self.label)
         return env_ret.mark_env_sent()
 
     def _reset_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -261,7 +264,7 @@ class BaseEnv(ABC):
 
     def _post_step_hook(self, env_ret: EnvRet) -> EnvRet:
         """Check what `step` returned and account for episodes that ended."""
-        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps)
+        check_finite(env_ret, num_envs=self.num_envs, step=self._num_steps, label=self.label)
         self._account(env_ret)
         return env_ret
 

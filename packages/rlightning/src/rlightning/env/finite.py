@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["check_finite"]
 
 
-def check_finite(env_ret: EnvRet, *, num_envs: int, step: int) -> None:
+def check_finite(env_ret: EnvRet, *, num_envs: int, step: int, label: str) -> None:
     """Check the observation, the reward and, where episodes ended, their last observations.
 
     Args:
         env_ret: what the environment returned.
         num_envs: its rows; with more than one, arrays have a leading row axis.
         step: the number of steps that the environment has taken.
+        label: what the environment is called.
 
     Raises:
         NonFiniteError: names the tensor, the environment, the row and the step.
@@ -33,10 +34,8 @@ def check_finite(env_ret: EnvRet, *, num_envs: int, step: int) -> None:
         bad = _first_bad(name, value)
         if bad is not None:
             where, array = bad
-            row = _first_bad_row(array) if num_envs > 1 else 0
-            error = NonFiniteError(
-                where, source=f"environment {env_ret.env_id} row {row}", step=step, where="rollout"
-            )
+            source = f"{label} (row {_first_bad_row(array)})" if num_envs > 1 else label
+            error = NonFiniteError(where, source=source, step=step, where="rollout")
             error.value = array
             raise error
 

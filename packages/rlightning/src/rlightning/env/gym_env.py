@@ -106,7 +106,7 @@ class GymEnv(BaseEnv):
             options: handed to every environment.
         """
         seeds = None if seed is None else plugrl_envs.row_seeds(seed, self.num_envs)
-        with _border(self.env_id):
+        with _border(self.label):
             observation, info = self.env.reset(seed=seeds, options=options)
         no = np.zeros(self.num_envs, dtype=np.bool_)
         return self._env_ret(
@@ -121,7 +121,7 @@ class GymEnv(BaseEnv):
             EnvWorkerError: a row raised, hung or died.
         """
         action = self._preprocess_fn(policy_resp)
-        with _border(self.env_id):
+        with _border(self.label):
             observation, reward, terminated, truncated, info = self.env.step(action)
         return self._env_ret(observation, reward.astype(np.float32), terminated, truncated, info)
 
@@ -168,19 +168,19 @@ class GymEnv(BaseEnv):
 class _border:  # noqa: N801  # reads as a statement; a generator would cost ten times as much
     """Turn errors of `plugrl_envs` into ours, with the worker's name."""
 
-    __slots__ = ("_env_id",)
+    __slots__ = ("_label",)
 
-    def __init__(self, env_id: str) -> None:
-        self._env_id = env_id
+    def __init__(self, label: str) -> None:
+        self._label = label
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, plugrl_envs.InvalidActionError):
-            raise ContractError(f"environment {self._env_id}: {error}") from error
+            raise ContractError(f"{self._label}: {error}") from error
         if isinstance(error, plugrl_envs.EnvWorkerError):
-            raise EnvWorkerError(f"environment {self._env_id}: {error}") from error
+            raise EnvWorkerError(f"{self._label}: {error}") from error
 
 
 def _only_row(info: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ class EnvMeta:
     """A `gymnasium.Space`: the observation of one row."""
     num_envs: int | None = None
     """How many rows the worker steps at once."""
+    label: str | None = None
+    """How errors call the worker: its configuration's name and its index."""
 
 
 class PolicyRole(StrEnum):
