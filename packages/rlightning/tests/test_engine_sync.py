@@ -1,6 +1,8 @@
 """The synchronous loop: order of calls, on-policy data, checkpoints, resuming, determinism."""
 
 import collections
+import functools
+import io
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from rlightning.runtime import open_run
 from rlightning.types import PolicyResponse
 from rlightning.utils.logger import close_logger
 from rlightning.utils.logger.files import read_rows
+from rlightning.utils.progress import ProgressDisplay
 from rlightning.utils.registry import POLICIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -356,6 +359,18 @@ def test_evaluations_do_not_touch_training(tmp_path):
         tmp_path / "2", train={"eval_interval": 1, "eval_at_start": True, "save_interval": 1}
     )
     assert_same(state(seldom), state(often))
+
+
+def test_a_line_of_progress_shows_an_evaluation_once(tmp_path, monkeypatch):
+    stream = io.StringIO()
+    display = functools.partial(ProgressDisplay, stream=stream, min_interval_s=0.0)
+    monkeypatch.setattr("rlightning.engine.base_engine.ProgressDisplay", display)
+    run(tmp_path, train={"max_epochs": 6, "eval_interval": 2}, verbose=True)
+    lines = stream.getvalue().splitlines()
+    assert ["eval/episode_return" in line for line in lines] == [False, True, False, True] + [
+        False
+    ] * 2
+    assert all("env_steps" in line and "train/loss" in line for line in lines)
 
 
 def test_debugging_and_progress_do_not_touch_training(tmp_path):

@@ -48,6 +48,19 @@ def test_an_update_after_the_end_is_ignored():
     assert stream.getvalue() == ""
 
 
+def test_a_line_has_what_is_new_since_the_line_before():
+    clock, stream = Clock(), io.StringIO()
+    with ProgressDisplay(4, stream=stream, min_interval_s=2.0, clock=clock) as display:
+        for epoch, new in enumerate([{"loss"}, {"loss", "eval"}, {"loss"}, {"loss"}], start=1):
+            display.update(epoch, {"loss": 0.5, "eval": 9.0}, new=new)
+            clock.now_s += 1.0
+    assert stream.getvalue().splitlines() == [
+        "epoch 1/4  loss 0.5",
+        "epoch 3/4  loss 0.5  eval 9",
+        "epoch 4/4  loss 0.5",
+    ]
+
+
 class Terminal(io.StringIO):
     def isatty(self):
         return True

@@ -61,6 +61,7 @@ class BaseEngine(ABC):
         self.timing_raw: dict[str, dict[str, float]] = {}
         self.last_metrics: dict[str, float] = {}
         """The newest value of every metric, by full name."""
+        self._new_metrics: set[str] = set()  # those that the progress display has not had yet
         self._buffer = buffer
         self._opened_run = config.run is None
         self.run_context: RunContext = config.run or open_run(config)
@@ -188,14 +189,18 @@ class BaseEngine(ABC):
         """Record metrics at the current number of environment steps."""
         get_metrics_logger().advance(env_step=self.env_steps, epoch=self.epoch)
         log_metric(metrics, step=self.env_steps, prefix=prefix)
-        self.last_metrics |= {f"{prefix}/{key}": value for key, value in metrics.items()}
+        named = {f"{prefix}/{key}": value for key, value in metrics.items()}
+        self.last_metrics |= named
+        self._new_metrics.update(named)
 
     def iter_epochs(self, num_epochs: int) -> Iterator[int]:
         """Yield the index of each epoch still to run, showing progress."""
         with ProgressDisplay(num_epochs, enabled=self.config.verbose) as display:
             for index in range(self.epoch, num_epochs):
                 yield index
-                display.update(index + 1, {"env_steps": self.env_steps, **self.last_metrics})
+                new, self._new_metrics = self._new_metrics, set()
+                metrics = {"env_steps": self.env_steps, **self.last_metrics}
+                display.update(index + 1, metrics, new={"env_steps", *new})
 
     def print_timing_summary(self, *, reset: bool = False) -> None:
         """Log where the time went, stage by stage."""

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO, final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
 
     from rich.console import Console
@@ -28,7 +28,9 @@ def get_console() -> Console:
 
 
 class _View(Protocol):
-    def show(self, epoch: int, metrics: Mapping[str, float], *, last: bool) -> None: ...
+    def show(
+        self, epoch: int, metrics: Mapping[str, float], new: Collection[str], *, last: bool
+    ) -> None: ...
     def close(self) -> None: ...
 
 
@@ -36,8 +38,9 @@ class _View(Protocol):
 class ProgressDisplay:
     """Shows epochs and their metrics; use it as a context manager.
 
-    On a terminal: one table that is redrawn in place. Without one: a line per epoch, at most one
-    every `min_interval_s` seconds, the last epoch always. Never both.
+    On a terminal: one table that is redrawn in place, of the newest values. Without one: a line per
+    epoch, at most one every `min_interval_s` seconds, the last epoch always; it has the numbers
+    that are new since the line before. Never both.
 
     Args:
         total_epochs: how many epochs the run has.
@@ -80,14 +83,25 @@ class ProgressDisplay:
             self._view.close()
             self._view = None
 
-    def update(self, epoch: int, metrics: Mapping[str, float | None]) -> None:
-        """Show that `epoch` (counted from one) is done, with its numbers by name.
+    def update(
+        self,
+        epoch: int,
+        metrics: Mapping[str, float | None],
+        *,
+        new: Collection[str] | None = None,
+    ) -> None:
+        """Show that `epoch` (counted from one) is done.
 
-        None is a number that does not exist yet, and is not shown.
+        Args:
+            epoch: which.
+            metrics: the newest value of every number by name; None is one that does not exist yet,
+                and is not shown.
+            new: which of them are from after the last call; by default all.
         """
         if self._view is not None:
             known = {name: value for name, value in metrics.items() if value is not None}
-            self._view.show(epoch, known, last=epoch >= self._total_epochs)
+            fresh = known if new is None else new
+            self._view.show(epoch, known, fresh, last=epoch >= self._total_epochs)
 
 
 @final
@@ -100,13 +114,19 @@ class _Lines:
         self._min_interval_s = min_interval_s
         self._clock = clock
         self._shown_s: float | None = None
+        self._new: set[str] = set()
 
-    def show(self, epoch: int, metrics: Mapping[str, float], *, last: bool) -> None:
+    def show(
+        self, epoch: int, metrics: Mapping[str, float], new: Collection[str], *, last: bool
+    ) -> None:
+        self._new.update(new)
         now_s = self._clock()
         if not last and self._shown_s is not None and now_s - self._shown_s < self._min_interval_s:
             return
         self._shown_s = now_s
-        numbers = "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+        shown = {name: value for name, value in metrics.items() if name in self._new}
+        self._new.clear()
+        numbers = "  ".join(f"{name} {_number(value)}" for name, value in shown.items())
         self._stream.write(f"epoch {epoch}/{self._total_epochs}  {numbers}\n")
         self._stream.flush()
 
@@ -131,7 +151,10 @@ class _Table:
         self._live = Live(self._progress, console=console, refresh_per_second=4)
         self._live.start()
 
-    def show(self, epoch: int, metrics: Mapping[str, float], *, last: bool) -> None:
+    def show(
+        self, epoch: int, metrics: Mapping[str, float], new: Collection[str], *, last: bool
+    ) -> None:
+        del new  # a cell of the table stays until its next value
         self._progress.update(self._task, completed=epoch)
         self._live.update(self._render(metrics), refresh=last)
 
