@@ -537,15 +537,20 @@ def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
 
 def test_an_interruption_is_told_from_work_by_its_processor_time():
     """A busy machine takes the processor away from any thread: another one would not help."""
-    guard = InlineGuard(0.001)
+    guard = InlineGuard(0.001, cpu_clock=lambda: 7.0002)
     quick(guard)
     for _ in range(50):
-        guard.note_infer(0.012, cpu_s=0.0002)
+        guard.note_infer(0.012, 7.0)
         quick(guard, 2)
     assert guard.allows()
     for _ in range(5):
-        guard.note_infer(0.025, cpu_s=0.0002)
+        guard.note_infer(0.025, 7.0)
     assert not guard.allows(), "whoever waits so long for something else holds up the loop"
+    guard = InlineGuard(0.001, cpu_clock=lambda: 7.012)
+    quick(guard)
+    for _ in range(5):
+        guard.note_infer(0.012, 7.0)
+    assert not guard.allows()
 
 
 @pytest.mark.parametrize("work", ["note_infer", "note_feedback"])

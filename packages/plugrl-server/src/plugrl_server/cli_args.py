@@ -45,7 +45,7 @@ class TrackArgs:
     tracker: Literal["tensorboard", "wandb", "swanlab", "trackio"] = "tensorboard"
     """Which tracker."""
     mode: str | None = None
-    """The tracker's own word for online, offline or disabled; None keeps metrics on this machine."""
+    """The tracker's own word for online, offline or disabled; None keeps metrics here."""
     enabled: bool = False
     """Use it."""
 

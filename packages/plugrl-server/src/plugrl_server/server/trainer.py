@@ -374,12 +374,12 @@ class Trainer:
         try:
             results = self._inference.run([ask.infer for ask in asks], layout)
         except Exception as error:  # noqa: BLE001  # the border to users' policies
-            self._guard.note_infer(self._clock() - started_s)
+            self._guard.note_infer(self._clock() - started_s, started_cpu_s)
             self._blame(batch, error)
             return
         now_s, metrics = self._clock(), self.metrics
         elapsed_s = now_s - started_s
-        self._guard.note_infer(elapsed_s, cpu_s=time.thread_time() - started_cpu_s)
+        self._guard.note_infer(elapsed_s, started_cpu_s)
         metrics.infer_s.add(elapsed_s)
         metrics.batch_rows.add(sum([request.rows for request in batch]))
         answers = []
@@ -427,7 +427,7 @@ class Trainer:
         self._control_due = self._is_control_due()
         elapsed_s = self._clock() - started_s
         self.metrics.feedback_s.add(elapsed_s)
-        self._guard.note_feedback(elapsed_s, cpu_s=time.thread_time() - started_cpu_s)
+        self._guard.note_feedback(elapsed_s, started_cpu_s)
         if logged:
             self._log_metrics(logged, now=False)
 
