@@ -97,6 +97,17 @@ def test_ppo_learns_to_repeat_a_vector_with_and_without_vtrace(staleness):
     assert np.mean(rewards[-100:]) > np.mean(rewards[:100]) + 0.2
 
 
+def test_vtrace_on_fresh_frames_changes_nothing():
+    weights = []
+    for staleness in (0, 1):
+        torch.manual_seed(3)
+        algorithm = gaussian_ppo(global_steps=512, max_staleness=staleness, clip_vloss=False)
+        train_in_process(algorithm, IdentityTask(4, discrete=False))
+        weights.append(algorithm.policy.state_dict())
+    for name, tensor in weights[0].items():
+        assert torch.allclose(tensor, weights[1][name], atol=1e-4), name
+
+
 def test_sac_learns_to_repeat_a_vector():
     rewards = train_in_process(sac(), IdentityTask(4, discrete=False))
     assert np.mean(rewards[-50:]) > 0.75

@@ -244,8 +244,8 @@ class PPOAlgorithm(BaseAlgorithm):
         logprob, value, log_ratio = state["logprob"], state["value"], None
         if self.max_staleness > 0:
             now, _, value = self._evaluate(state["obs"], state["action"])
-            now, value = now.cpu(), value.cpu()
-            log_ratio, logprob = now - logprob, now
+            value = value.cpu()
+            log_ratio = now.cpu() - logprob
         reward = self._scaled_rewards(frames, segments)
         targets = frame_targets(
             buffer,

@@ -73,15 +73,13 @@ def frame_targets(  # the columns of a rollout and the constants of the method
             reward, value, next_value, *ends, gamma=gammas, gae_lambda=gae_lambda
         )
     else:
-        target, advantage = returns.vtrace(
-            reward,
-            value,
-            next_value,
-            ends[0],
-            ends[1],
-            block(log_ratio),
-            gamma=gammas,
-            trace_lambda=gae_lambda,
+        rows = (reward, value, next_value)
+        target = returns.vtrace(
+            *rows, *ends, block(log_ratio), gamma=gammas, trace_lambda=gae_lambda
+        ).value_target_TN
+        # Without the action's own ratio, by which PPO's surrogate multiplies.
+        advantage = returns.advantage_of_targets(
+            *rows, target, *ends, gamma=gammas, trace_lambda=gae_lambda
         )
     return Targets(segments.flat(advantage), segments.flat(target))
 
