@@ -67,6 +67,28 @@ def test_native_atari_has_dense_final_frames():
     env.close()
 
 
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [
+        ("ALE/Breakout-v5", {"vectorization": "native"}),
+        ("ALE/Breakout-v5", {"vectorization": "native", "env_kwargs": {"frameskip": 2}}),
+        ("ALE/Breakout-v5", {}),
+        ("ALE/Breakout-v5", {"wrappers": ["atari"]}),
+        ("ALE/Breakout-v5", {"wrappers": ["plugrl_envs.atari:atari_preprocessing"]}),
+        ("BreakoutNoFrameskip-v4", {"wrappers": ["atari"]}),
+    ],
+    ids=str,
+)
+def test_the_limit_of_an_atari_episode_counts_steps_and_not_frames(env_id, options):
+    env = make_vec(env_id, 2, max_episode_steps=7, **options)
+    env.reset(seed=0)
+    for step in range(1, 22):
+        _, _, terminated, truncated, _ = env.step(np.array([0, 0]))
+        assert not terminated.any()
+        assert truncated.tolist() == [step % 7 == 0] * 2, f"step {step}"
+    env.close()
+
+
 def test_unknown_ids_get_suggestions():
     with pytest.raises(UnknownEnvError, match=r"Did you mean .*CartPole-v1"):
         make_vec("cartpole-v1", 1)

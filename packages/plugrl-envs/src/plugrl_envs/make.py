@@ -61,7 +61,9 @@ def make_vec(
         vectorization: ``"sync"``: one after another in this process (what ``"auto"`` takes);
             ``"async"``: a process per row; ``"native"``: the vector environment that the id itself
             registers.
-        max_episode_steps: truncate episodes after so many steps; None keeps the id's own limit.
+        max_episode_steps: truncate episodes after so many steps of an agent, whatever frames an
+            Atari environment skips in one; None keeps the id's own limit. It is counted by the
+            environment, inside `wrappers`, except that ``"atari"`` is inside it.
         env_kwargs: options of the environment itself.
         wrappers: applied to every row in order: callables, ``"pkg.module:callable"``, or
             ``"atari"``, which is `atari_preprocessing`.
@@ -105,8 +107,12 @@ def _row_maker(
     spec = prepare(env_id) if isinstance(env_id, str) else None
     if spec is not None:
         choose_opengl(spec, kwargs.get("render_mode"))
-    if spec is not None and "atari" in wrappers and "frameskip" in spec.kwargs:
-        kwargs.setdefault("frameskip", 1)  # skipping is the wrapper's work
+    limit = None
+    if atari_preprocessing in chosen:
+        # What the wrapper skips, and its no-op starts, are frames and no steps of the agent.
+        limit = kwargs.pop("max_episode_steps", None)
+        if spec is not None and "frameskip" in spec.kwargs:
+            kwargs.setdefault("frameskip", 1)  # skipping is the wrapper's work
 
     def make_row() -> gym.Env[Any, Any]:
         if spec is None:
@@ -117,6 +123,8 @@ def _row_maker(
             env = gym.make(spec, disable_env_checker=True, **copy.deepcopy(kwargs))
         for wrap in chosen:
             env = wrap(env)
+            if wrap is atari_preprocessing and limit is not None:
+                env = gym.wrappers.TimeLimit(env, limit)
         return env
 
     return make_row
