@@ -8,11 +8,13 @@ import torch
 from gymnasium import spaces
 
 from rlightning.buffer.rollout_buffer import RolloutBuffer
-from rlightning.config import BufferConfig, PolicyConfig, TrainConfig
+from rlightning.config import BufferConfig, MainConfig, PolicyConfig, TrainConfig
 from rlightning.config.base import resolve_extras
 from rlightning.errors import ContractError
+from rlightning.launch import run_main, train_main
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.types import BatchedData, EnvMeta, EnvRet
+from rlightning.utils.logger.files import read_rows
 from rlightning.utils.registry import POLICIES
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
@@ -172,3 +174,31 @@ def test_rows_of_another_policy_are_refused():
     other, meta = make_group("PPOPolicy")
     with pytest.raises(ContractError, match=r"lacks row_step.*its own rollout_step"):
         group.update_dataset([collect(other, meta)])
+
+
+def test_it_learns_while_it_acts_from_rows_of_bounded_age(tmp_path):
+    config = MainConfig.from_dict(
+        {
+            "engine": "asyncrl",
+            "debug": False,
+            "verbose": False,
+            "env": {"name": "c", "backend": "gymnasium", "task": "CartPole-v1", "num_envs": 4},
+            "buffer": {"type": "RolloutBuffer", "capacity": 256},
+            "policy": {"type": "VTracePPOPolicy"},
+            "train": {
+                "max_epochs": 5,
+                "max_rollout_steps": 16,
+                "batch_size": 64,
+                "ppo_epochs": 2,
+                "max_staleness": 2,
+                "eval_episodes": 2,
+                "seed": 0,
+            },
+            "log": {"log_dir": str(tmp_path), "project": "p", "name": "n", "level": "ERROR"},
+        }
+    )
+    run_main(train_main, config)
+    rows = read_rows(tmp_path / "p" / "n" / "metrics.jsonl")
+    ratios = [row["train/behaviour_ratio"] for row in rows if "train/behaviour_ratio" in row]
+    assert len(ratios) == 5
+    assert all(0 < ratio <= 1 for ratio in ratios)
