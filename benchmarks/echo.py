@@ -22,6 +22,7 @@ import numpy as np
 from common import write_result
 
 from plugrl_protocol import (
+    CLOSE_FINISHED,
     Endpoint,
     EndpointConfig,
     EnvClient,
@@ -94,6 +95,20 @@ def bare_picows(reply):
     return listen
 
 
+def bare_client(library, url):
+    """Give send, receive and close of the same library, used directly.
+
+    picows has no blocking client: our link is the bare one there, a loop in a thread and a queue.
+    """
+    if library == "websockets":
+        from websockets.sync.client import connect
+
+        connection = connect(url, compression=None, max_size=None).__enter__()
+        return connection.send, connection.recv, connection.close
+    link = choose(library).connect(ClientOptions(url=url))
+    return link.send, lambda: link.receive(None), lambda: link.close(CLOSE_FINISHED)
+
+
 def run_server(library, reply, pipe):
     async def main():
         config = EndpointConfig(library=library, listen=ServerOptions())
@@ -154,7 +169,7 @@ def blocks(kind, library, *, rounds, size):
     port, bare_port = ours_end.recv()
     client = EnvClient(f"ws://127.0.0.1:{port}", reuse=False, library=library)
     client.connect()
-    link = choose(library).connect(ClientOptions(url=f"ws://127.0.0.1:{bare_port}"))
+    send, receive, hang_up = bare_client(library, f"ws://127.0.0.1:{bare_port}")
 
     def ours(number):
         infer, report = pairs[number % len(pairs)]
@@ -163,9 +178,9 @@ def blocks(kind, library, *, rounds, size):
 
     def bare(number):
         infer, report = frames[number % len(frames)]
-        link.send(infer)
-        link.receive(None)
-        link.send(report)
+        send(infer)
+        receive()
+        send(report)
 
     times = {"ours": [], "bare": []}
     cpu = {"ours": [], "bare": []}
@@ -180,9 +195,7 @@ def blocks(kind, library, *, rounds, size):
             if number >= 2:
                 cpu[name].append((cpu_us(os.getpid(), server.pid) - cpu_begin) / size)
     client.close()
-    from plugrl_protocol import CLOSE_FINISHED
-
-    link.close(CLOSE_FINISHED)
+    hang_up()
     ours_end.send("done")
     server.join(10)
     return times, cpu, sum(map(len, frames[0])) + len(reply)

@@ -531,3 +531,24 @@ def test_an_endpoint_is_an_async_context_manager(library):
             await asyncio.to_thread(honest_round, f"ws://127.0.0.1:{endpoint.port}")
 
     asyncio.run(main())
+
+
+def test_who_does_not_read_the_answers_is_served_no_further(library):
+    """Memory stays bounded: requests wait in the sockets until the answers are read."""
+    large = np.zeros((65_536, 1, 1), np.float32)
+    app = NotingApplication(act=lambda request: large)
+    with (
+        serve_in_thread(app, config=config(library)) as server,
+        connect(server.url, compression=None, max_size=None, max_queue=1) as client,
+    ):
+        client.recv()
+        for _ in range(400):
+            client.send(infer_frame(0))
+            client.send(feedback_frame(0))
+        served = -1
+        while served != len(app.requests):
+            served = len(app.requests)
+            time.sleep(0.3)
+        assert served < 200
+        for _ in range(400):
+            assert len(client.recv(timeout=20)) > large.nbytes

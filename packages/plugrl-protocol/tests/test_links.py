@@ -1,10 +1,15 @@
 """The seam between the facades and the WebSocket libraries."""
 
+import contextlib
+import itertools
 import sys
+import threading
+import time
 
 import pytest
+from websockets.sync.server import serve
 
-from plugrl_protocol.errors import MisuseError
+from plugrl_protocol.errors import CLOSE_FINISHED, Close, ConnectionReplaced, MisuseError
 from plugrl_protocol.links import ClientOptions, ServerOptions, choose
 
 
@@ -37,3 +42,82 @@ def test_the_handshake_is_decided_before_any_frame():
 def test_the_key_becomes_a_header():
     assert ClientOptions(url="ws://x").headers == {}
     assert ClientOptions(url="ws://x", api_key="k").headers == {"Authorization": "Api-Key k"}
+
+
+def received(link):
+    """Read a message; None at the end."""
+    try:
+        return link.receive(5.0)
+    except ConnectionReplaced:
+        return None
+
+
+@contextlib.contextmanager
+def linked(library, talk):
+    """Join a client link to a server that talks as told."""
+    with serve(talk, "127.0.0.1", 0, compression=None) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        port = server.socket.getsockname()[1]
+        link = choose(library).connect(ClientOptions(url=f"ws://127.0.0.1:{port}"))
+        try:
+            yield link
+        finally:
+            link.close(CLOSE_FINISHED)
+            server.shutdown()
+            thread.join()
+
+
+def test_a_client_joins_fragments_and_reads_what_came_before_the_end(library):
+    def talk(connection):
+        connection.send([b"ab", b"", b"cd"])
+        connection.send(["x", "y"])
+        connection.send(b"")
+        connection.close(1001, "bye")
+
+    with linked(library, talk) as link:
+        assert [link.receive(5.0) for _ in range(3)] == [b"abcd", "xy", b""]
+        for _ in range(2):
+            with pytest.raises(ConnectionReplaced) as caught:
+                link.receive(5.0)
+            assert caught.value.close == Close(1001, "bye")
+        with pytest.raises(ConnectionReplaced):
+            link.send(b"too late")
+
+
+def test_a_client_waits_as_long_as_it_is_told(library):
+    with linked(library, lambda connection: connection.recv()) as link:
+        with pytest.raises(TimeoutError):
+            link.receive(0.05)
+        link.send(b"done")
+
+
+def test_a_server_that_floods_is_held_back():
+    sent = []
+
+    def talk(connection):
+        for _ in range(400):
+            connection.send(bytes(2**18))
+            sent.append(1)
+        connection.close()
+
+    with linked("websockets", talk) as link:
+        before = -1
+        while before != len(sent):
+            before = len(sent)
+            time.sleep(0.3)
+        assert before < 200
+        assert sum(len(link.receive(20.0)) for _ in range(400)) == 400 * 2**18
+
+
+def test_closing_a_flooded_link_does_not_wait_for_its_reader():
+    def talk(connection):
+        with contextlib.suppress(Exception):
+            while True:
+                connection.send(bytes(2**16))
+
+    with linked("websockets", talk) as link:
+        time.sleep(0.3)
+        link.close(CLOSE_FINISHED)
+        left = itertools.takewhile(bool, (received(link) for _ in range(100)))
+        assert len(list(left)) < 100

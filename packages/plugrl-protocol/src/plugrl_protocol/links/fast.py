@@ -297,6 +297,16 @@ class _ServerListener(picows.WSListener):
         if self._receiver is not None:
             self._receiver.closed(_close_of(transport))
 
+    def pause_writing(self) -> None:
+        """Read no more requests from a peer that does not read the answers."""
+        if self._transport is not None:
+            self._transport.underlying_transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on reading."""
+        if self._transport is not None:
+            self._transport.underlying_transport.resume_reading()
+
     def send(self, frame: bytes) -> None:
         """See `ServerLink.send`."""
         transport = self._transport

@@ -1,23 +1,28 @@
-"""Server links over ``websockets.asyncio``: one task per connection moves its frames."""
+"""Server links over ``websockets.asyncio``, without its queues: frames are taken as they arrive.
+
+The library gives each connection a queue, and wakes a task for each message. Clients and server
+alternate here, so there is nothing to queue: a message is handed over in the call that brought its
+last byte, and the answer is written in that call too.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 
 from plugrl_protocol.errors import ABNORMAL, MESSAGE_TOO_BIG, Close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from websockets.exceptions import ConnectionClosed
     from websockets.http11 import Request, Response
     from websockets.protocol import Event
     from websockets.server import ServerProtocol
@@ -34,15 +39,10 @@ async def listen(
     options: ServerOptions, accept: Callable[[ServerLink], Receiver]
 ) -> WebsocketsServerLinks:
     """Listen; see `ServerLibrary.listen`."""
-    links: set[WebsocketsServerLink] = set()
 
     async def handle(connection: ServerConnection) -> None:
-        link = WebsocketsServerLink(connection, options.close_timeout_s)
-        links.add(link)
-        try:
-            await link.pump(accept)
-        finally:
-            links.discard(link)
+        assert isinstance(connection, _Connection)
+        await WebsocketsServerLink(connection, options.close_timeout_s).serve(accept)
 
     server = await serve(
         handle,
@@ -50,14 +50,13 @@ async def listen(
         options.port,
         compression=None,
         max_size=options.max_bytes,
-        max_queue=_MAX_UNREAD_FRAMES,
         process_request=partial(_admit, options),
         open_timeout=options.open_timeout_s,
         ping_interval=options.ping_interval_s,
         ping_timeout=options.ping_timeout_s,
         close_timeout=options.close_timeout_s,
         ssl=options.ssl_context,
-        create_connection=partial(_CappedConnection, too_big=options.too_big),  # type: ignore[arg-type]  # a factory serves as well as a class
+        create_connection=partial(_Connection, too_big=options.too_big),  # type: ignore[arg-type]  # a factory serves as well as a class
     )
     return WebsocketsServerLinks(server)
 
@@ -72,8 +71,12 @@ def _admit(
     return connection.respond(http.HTTPStatus(status), body)
 
 
-class _CappedConnection(ServerConnection):
-    """A connection that refuses a frame over the cap with the reason of the page."""
+class _Connection(ServerConnection):
+    """A connection that hands over whole messages, and refuses those over the cap.
+
+    Attributes:
+        take: takes a message; until it is set, and while answers are not read, frames wait.
+    """
 
     def __init__(
         self, protocol: ServerProtocol, server: Server, *, too_big: Close, **more: Any
@@ -84,91 +87,111 @@ class _CappedConnection(ServerConnection):
         def fail_in_our_words(code: int, reason: str = "") -> None:
             fail(code, too_big.reason if code == MESSAGE_TOO_BIG else reason)
 
-        self._fragments = 0
+        self.take: Callable[[bytes | str], None] | None = None
+        self._waiting: deque[Frame] = deque()
+        self._parts: list[bytes] = []
+        self._is_text = False
         # websockets offers no hook for the reason of 1009.
         protocol.fail = fail_in_our_words  # type: ignore[method-assign]
 
     def process_event(self, event: Event) -> None:
-        """Count fragments: the cap of websockets counts bytes, and an empty fragment has none."""
-        if isinstance(event, Frame) and event.opcode is Opcode.CONT:
-            self._fragments += 1
-            if self._fragments == _MAX_FRAGMENTS:
-                self.protocol.fail(MESSAGE_TOO_BIG)
-                self.send_data()
-            if self._fragments >= _MAX_FRAGMENTS:
+        """Take a frame of data at once; leave the handshake and pongs to the library."""
+        if not isinstance(event, Frame) or event.opcode.value > Opcode.BINARY.value:
+            super().process_event(event)
+        elif self.take is None or self.paused:
+            self._waiting.append(event)
+            if len(self._waiting) == _MAX_UNREAD_FRAMES:
+                self.transport.pause_reading()
+        else:
+            self._join(event, self.take)
+
+    def start(self, take: Callable[[bytes | str], None]) -> None:
+        """Hand over messages from now on, first those that waited."""
+        self.take = take
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting and self.take is not None and not self.paused:
+            self._join(self._waiting.popleft(), self.take)
+        if not self.paused:
+            self.transport.resume_reading()
+
+    def _join(self, frame: Frame, take: Callable[[bytes | str], None]) -> None:
+        """Put the frames of a message together; the protocol checks their order and size."""
+        data = frame.data if type(frame.data) is bytes else bytes(frame.data)
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
+            if frame.fin:
+                take(data.decode(errors="replace") if self._is_text else data)
                 return
-            if event.fin:
-                self._fragments = 0
-        super().process_event(event)
+        # The cap counts bytes, and an empty fragment has none.
+        self._parts.append(data)
+        if frame.fin:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            take(data.decode(errors="replace") if self._is_text else data)
+        elif len(self._parts) >= _MAX_FRAGMENTS:
+            self._parts.clear()
+            self.take = _ignore
+            self.protocol.fail(MESSAGE_TOO_BIG)
+            self.send_data()
+
+    def pause_writing(self) -> None:
+        """Read no more requests from a peer that does not read the answers."""
+        super().pause_writing()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on."""
+        super().resume_writing()
+        self._go_on()
+
+
+def _ignore(data: bytes | str) -> None:
+    """Take nothing more: the connection is failing."""
 
 
 class WebsocketsServerLink:
     """See `ServerLink`."""
 
-    def __init__(self, connection: ServerConnection, close_timeout_s: float) -> None:
+    def __init__(self, connection: _Connection, close_timeout_s: float) -> None:
         self.remote = _address(connection.remote_address)
         self._close_timeout_s = close_timeout_s
         self._hangup: asyncio.TimerHandle | None = None
         self._connection = connection
-        self._outbox: deque[bytes] = deque()
-        self._close: Close | None = None
-        self._receiving = False
-        self._flusher: asyncio.Task[None] | None = None
+        self._protocol = connection.protocol
+        self._closing: asyncio.Task[None] | None = None
 
     def send(self, frame: bytes) -> None:
         """See `ServerLink.send`."""
-        self._outbox.append(frame)
-        self._kick()
+        if self._closing is None and self._protocol.state is State.OPEN:
+            self._protocol.send_binary(frame)
+            self._connection.send_data()
 
     def close(self, close: Close) -> None:
         """See `ServerLink.close`."""
-        if self._close is None:
-            self._close = close
-            self._kick()
-            # A peer that reads nothing would keep the queued frames, and the close, for ever.
+        if self._closing is None:
+            self._connection.take = _ignore
             loop = asyncio.get_running_loop()
+            self._closing = loop.create_task(self._connection.close(close.code, close.reason))
+            # A peer that reads nothing would keep the queued frames, and the close, for ever.
             self._hangup = loop.call_later(2 * self._close_timeout_s, self.abort)
 
     def abort(self) -> None:
         """See `ServerLink.abort`."""
         self._connection.transport.abort()
 
-    def _kick(self) -> None:
-        # While the receiver runs, the pump itself sends afterwards: no task is needed.
-        if not self._receiving and self._flusher is None:
-            self._flusher = asyncio.get_running_loop().create_task(self._flush())
-
-    async def _flush(self) -> None:
-        try:
-            with contextlib.suppress(ConnectionClosed):
-                while self._outbox:
-                    await self._connection.send(self._outbox.popleft())
-                if self._close is not None:
-                    await self._connection.close(self._close.code, self._close.reason)
-        finally:
-            self._flusher = None
-
-    async def pump(self, accept: Callable[[ServerLink], Receiver]) -> None:
-        """Move frames until the connection ends."""
-        self._receiving = True
+    async def serve(self, accept: Callable[[ServerLink], Receiver]) -> None:
+        """Hand over messages until the connection ends."""
         receiver = accept(self)
+        if self._closing is None:
+            self._connection.start(receiver.frame)
         try:
-            while True:
-                self._receiving = False
-                if self._flusher is None:
-                    while self._outbox:
-                        await self._connection.send(self._outbox.popleft())
-                    if self._close is not None:
-                        await self._flush()
-                frame = await self._connection.recv()
-                self._receiving = True
-                if self._close is None:
-                    receiver.frame(frame)
-        except ConnectionClosed as error:
-            receiver.closed(_first_close(error))
+            await self._connection.wait_closed()
+            receiver.closed(_first_close(self._protocol.close_exc))
         finally:
-            if self._flusher is not None:
-                self._flusher.cancel()
+            if self._closing is not None:
+                await self._closing
             if self._hangup is not None:
                 self._hangup.cancel()
 

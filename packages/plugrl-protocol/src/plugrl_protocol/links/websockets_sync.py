@@ -1,15 +1,23 @@
-"""A blocking client over ``websockets.sync``: its own thread answers pings."""
+"""A blocking client over ``websockets.sync``: its own thread answers pings.
+
+That thread hands whole messages to a queue which the caller waits on; the library's own queue, of
+frames, costs several locks a message.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import ssl
 import struct
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as websockets_connect
 
@@ -22,7 +30,13 @@ from plugrl_protocol.errors import (
 from plugrl_protocol.links.base import ConnectFailedError
 
 if TYPE_CHECKING:
+    from websockets.protocol import Event
+
     from plugrl_protocol.links.base import ClientOptions
+
+# A server answers one message at a time: more than this are a flood.
+_MAX_UNREAD = 16
+_FLOOD_PAUSE_S = 0.01
 
 
 def connect(options: ClientOptions) -> WebsocketsClientLink:
@@ -49,6 +63,7 @@ def connect(options: ClientOptions) -> WebsocketsClientLink:
                 ping_timeout=options.ping_timeout_s,
                 close_timeout=options.close_timeout_s,
                 proxy=None,
+                create_connection=_Connection,
                 **more,
             )
         )
@@ -61,6 +76,7 @@ def connect(options: ClientOptions) -> WebsocketsClientLink:
         raise HandshakeError(495) from error
     except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, EOFError) as error:
         raise ConnectFailedError(f"{type(error).__name__}: {error}") from error
+    assert isinstance(connection, _Connection)
     # The server may have closed already; the first receive will tell why.
     with contextlib.suppress(OSError):
         _bound_sends(connection.socket, options.send_timeout_s)
@@ -79,29 +95,93 @@ def _bound_sends(sock: socket.socket, timeout_s: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
+class _Connection(ClientConnection):
+    """A connection that queues whole messages.
+
+    Attributes:
+        inbox: the messages, and None at the end.
+        is_left: nobody reads any more.
+    """
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        self.inbox: queue.SimpleQueue[bytes | str | None] = queue.SimpleQueue()
+        self.is_left = False
+        self._parts: list[bytes] = []
+        self._is_text = False
+        super().__init__(*arguments, **more)
+
+    def process_event(self, event: Event) -> None:
+        """Take a frame of data; leave the handshake and pongs to the library."""
+        if not isinstance(event, Frame) or event.opcode.value > Opcode.BINARY.value:
+            super().process_event(event)
+            return
+        data = event.data if type(event.data) is bytes else bytes(event.data)
+        if event.opcode is not Opcode.CONT:
+            self._is_text = event.opcode is Opcode.TEXT
+        if not event.fin or self._parts:
+            self._parts.append(data)
+            if not event.fin:
+                return
+            data = b"".join(self._parts)
+            self._parts.clear()
+        # The socket fills up meanwhile: the server is held back.
+        while self.inbox.qsize() >= _MAX_UNREAD and self._may_wait():
+            time.sleep(_FLOOD_PAUSE_S)
+        if not self.is_left:
+            self.inbox.put(data.decode(errors="replace") if self._is_text else data)
+
+    def _may_wait(self) -> bool:
+        return not self.is_left and self.protocol.state is State.OPEN
+
+    def recv_events(self) -> None:
+        """Run the library's thread, then tell the caller that nothing more comes."""
+        try:
+            super().recv_events()
+        finally:
+            self.inbox.put(None)
+
+
 class WebsocketsClientLink:
     """See `ClientLink`."""
 
-    def __init__(self, connection: ClientConnection, stack: contextlib.ExitStack) -> None:
+    def __init__(self, connection: _Connection, stack: contextlib.ExitStack) -> None:
         self._connection = connection
         self._stack = stack
+        self._inbox = connection.inbox
 
     def send(self, frame: bytes) -> None:
         """See `ClientLink.send`."""
+        connection = self._connection
+        is_broken = False
+        with connection.protocol_mutex:
+            if connection.protocol.state is State.OPEN:
+                try:
+                    connection.protocol.send_binary(frame)
+                    connection.send_data()
+                    return
+                except OSError:
+                    is_broken = True
+        if is_broken:
+            connection.close_socket()
         try:
-            self._connection.send(frame)
+            connection.send(frame)  # it is not open any more; the library tells how it ended
         except ConnectionClosed as error:
             raise closed_error(received_close(error)) from error
 
     def receive(self, timeout_s: float | None) -> bytes | str:
         """See `ClientLink.receive`."""
         try:
-            return self._connection.recv(timeout=timeout_s)
-        except ConnectionClosed as error:
-            raise closed_error(received_close(error)) from error
+            item = self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            raise TimeoutError from None
+        if item is None:
+            self._inbox.put(None)  # for whoever asks again
+            raise closed_error(received_close(self._connection.protocol.close_exc))
+        return item
 
     def close(self, close: Close) -> None:
         """See `ClientLink.close`."""
+        self._connection.is_left = True
         self._connection.close(close.code, close.reason)
         self._stack.close()
 
