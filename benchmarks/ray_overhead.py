@@ -12,6 +12,7 @@ socket that workers of one machine answer on and through Ray.
 import argparse
 import contextlib
 import logging
+import os
 import statistics
 import tempfile
 import time
@@ -97,7 +98,7 @@ def running(*, cluster: bool, slow: bool):
                 yield engine
             finally:
                 engine.close()
-    close_logger()
+                close_logger()
 
 
 def epoch(engine) -> tuple[float, dict[str, float]]:
@@ -178,6 +179,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rounds = 2 if arguments.quick else arguments.rounds
     logging.disable(logging.WARNING)
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # its name; on a busy machine too
     torch.set_num_threads(1)
     figures = {
         "halfcheetah": compare(slow=False, rounds=rounds),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import rlightning.cluster as cluster_module
 from rlightning.build import check_config, open_cluster
 from rlightning.cluster import current_cluster
 from rlightning.config import MainConfig
@@ -33,6 +34,15 @@ def test_where_nothing_is_remote_no_cluster_is_opened(cluster):
     with open_cluster(config) as opened:
         assert opened is None
         assert current_cluster() is None
+
+
+def test_a_local_run_beside_an_open_cluster_stays_here():
+    config = configuration()
+    with cluster_module._as_current(object()):
+        assert current_cluster() is not None
+        with open_cluster(config):
+            assert current_cluster() is None
+        assert current_cluster() is not None
 
 
 def loaded_after(code):

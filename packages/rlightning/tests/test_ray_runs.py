@@ -418,7 +418,9 @@ def test_several_workers_of_every_kind_learn_one_policy(ray_cluster, tmp_path):
     finally:
         close_logger()
     assert rows == [[12], [12]]
-    assert all(found == prints[0] for found in prints[1:])
+    assert prints[2] == prints[3] == prints[0]
+    own = prints[0].keys() - {"mean"}  # each learner keeps statistics of its own data
+    assert {name: prints[1][name] for name in own} == {name: prints[0][name] for name in own}
     assert engine.env_steps == 2 * 2 * 12
     assert engine.last_metrics["train/broken"] == 0
 
@@ -428,7 +430,7 @@ def test_several_workers_of_every_kind_learn_one_policy(ray_cluster, tmp_path):
 
 def test_the_plan_is_written_and_what_is_missing_is_named(ray_cluster, tmp_path):
     with pytest.raises(PlacementError, match="CPU"):
-        run(fragile(tmp_path, cluster={"train_each_cpu_num": 99, "share_cpus": False}))
+        run(fragile(tmp_path / "a", cluster={"train_each_cpu_num": 99, "share_cpus": False}))
     config = fragile(tmp_path, cluster={})
     open_run(config)
     with open_cluster(config) as cluster:

@@ -20,8 +20,8 @@ def through(value):
     memory = aligned(size)
     start = 0
     for buffer in buffers:
-        memory[start : start + buffer.nbytes] = buffer
-        start += buffer.nbytes + -buffer.nbytes % 64
+        memory[start : start + len(buffer)] = np.frombuffer(buffer, np.uint8)
+        start += len(buffer) + -len(buffer) % 64
     assert start == size
     return decode(outline, memory)
 

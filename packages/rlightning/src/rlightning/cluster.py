@@ -80,9 +80,7 @@ class Cluster:
             spawn = functools.partial(
                 self._supervised, name, planned=name, timeout_s=self.config.infer_timeout_s
             )
-        return PolicyProxy(
-            kind, config, role, spawn, timeout_s=self.config.train_timeout_s
-        )
+        return PolicyProxy(kind, config, role, spawn, timeout_s=self.config.train_timeout_s)
 
     def make_buffer(
         self, kind: type[Any], config: BufferConfig, seed: int | None, stages: dict[str, Any]
@@ -151,7 +149,8 @@ def open_cluster(config: MainConfig) -> Iterator[Cluster | None]:
     """
     section = config.cluster
     if section is None or not section.asks_for_workers:
-        yield None
+        with _as_current(None):  # also inside another run's cluster
+            yield None
         return
     runtime = _start_runtime(config, section)
     try:
@@ -162,13 +161,20 @@ def open_cluster(config: MainConfig) -> Iterator[Cluster | None]:
         if config.run is not None:
             _write_plan(placement, config.run.run_dir)
         runtime.reserve(placement.bundles)
-        token = _current.set(Cluster(section, runtime, placement))
-        try:
-            yield _current.get()
-        finally:
-            _current.reset(token)
+        cluster = Cluster(section, runtime, placement)
+        with _as_current(cluster):
+            yield cluster
     finally:
         runtime.close()
+
+
+@contextlib.contextmanager
+def _as_current(cluster: Cluster | None) -> Iterator[None]:
+    token = _current.set(cluster)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def _start_runtime(config: MainConfig, section: ClusterConfig) -> Any:

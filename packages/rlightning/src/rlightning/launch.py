@@ -105,7 +105,7 @@ def run_main(
         resume_from = find_checkpoint(pathlib.Path(resume) if resume else _own_folder(config))
     context = open_run(config, resume_from=resume_from, overwrite=overwrite)
     try:
-        with context.stop, open_cluster(config):
+        with open_cluster(config), context.stop:  # in this order: joining a cluster takes signals
             main_func(config)
         curve = write_curve(context.run_dir)
         if curve is not None:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from rlightning.runtime.frames import aligned, decode, encode, padding
+from rlightning.runtime.frames import ALIGNMENT, aligned, decode, encode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ __all__ = ["Channel", "ChannelClosedError", "Listener", "connect", "packed"]
 _HEADER = struct.Struct("<IQ")
 _JOINED_BYTES = 1 << 16
 """Frames below that size are copied together and sent with one call."""
-_ZEROS = bytes(64)
+_ZEROS = bytes(ALIGNMENT)
 
 
 class ChannelClosedError(ConnectionError):
@@ -41,7 +41,10 @@ def packed(value: Any) -> list[Buffer]:
     outline, buffers, size = encode(value)
     pieces: list[Buffer] = [_HEADER.pack(len(outline), size) + outline]
     for buffer in buffers:
-        pieces += (buffer, _ZEROS[: padding(buffer.nbytes)])
+        pieces.append(buffer)
+        rest = -len(buffer) % ALIGNMENT
+        if rest:
+            pieces.append(_ZEROS[:rest])
     return [b"".join(pieces)] if size <= _JOINED_BYTES else pieces
 
 

@@ -19,9 +19,12 @@ from rlightning.types import EnvRet, PolicyResponse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["UnframeableError", "decode", "encode"]
+__all__ = ["ALIGNMENT", "UnframeableError", "decode", "encode"]
 
-_ALIGNMENT = 64
+ALIGNMENT = 64
+"""Every array begins at a multiple of so many bytes."""
+_COPIED_BYTES = 4096
+"""Arrays of up to that many bytes are copied, which is quicker than to refer to them."""
 _PLAIN = (str, int, float, bool, type(None))
 _KINDS = "biufc"
 Buffer = Any
@@ -35,7 +38,7 @@ class UnframeableError(TypeError):
 def encode(value: Any) -> tuple[bytes, list[Buffer], int]:
     """Return the outline of `value`, the memory of its arrays in order, and that memory's size.
 
-    Every array takes a multiple of 64 bytes; `pad` of the last few is up to who writes it.
+    Every array takes a multiple of `ALIGNMENT` bytes; who writes it fills up what is missing.
 
     Raises:
         UnframeableError: something in it is of no known type.
@@ -55,15 +58,10 @@ def decode(outline: bytes | bytearray, memory: np.ndarray[Any, Any]) -> Any:
     return _read(json.loads(outline), memory)
 
 
-def padding(size: int) -> int:
-    """Return how many bytes follow an array of `size` bytes."""
-    return -size % _ALIGNMENT
-
-
 def aligned(size: int) -> np.ndarray[Any, Any]:
     """Return ``[size]`` uint8 of new memory that begins at a multiple of 64 bytes."""
-    room = np.empty(size + _ALIGNMENT, dtype=np.uint8)
-    start = -room.ctypes.data % _ALIGNMENT if size else 0
+    room = np.empty(size + ALIGNMENT, dtype=np.uint8)
+    start = -room.ctypes.data % ALIGNMENT if size else 0
     return room[start : start + size]
 
 
@@ -97,27 +95,38 @@ class _Writer:
         return keys
 
     def _array(self, tag: str, array: np.ndarray[Any, Any], name: str = "") -> Any:
-        if array.dtype.kind not in _KINDS or not array.dtype.isnative:
-            raise UnframeableError(f"an array has the dtype {array.dtype}")
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        dtype = array.dtype
+        if dtype.kind not in _KINDS or not dtype.isnative:
+            raise UnframeableError(f"an array has the dtype {dtype}")
+        size = array.nbytes
+        small = size <= _COPIED_BYTES
+        self.buffers.append(array.tobytes() if small else _flat(array))
         start = self.size
-        self.buffers.append(flat)
-        self.size += flat.nbytes + padding(flat.nbytes)
-        return [tag, name or array.dtype.str, list(array.shape), start]
+        self.size = start + size + -size % ALIGNMENT
+        return [tag, name or dtype.str, array.shape, start]
 
     def _of_torch(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.Tensor:
             if value.layout is not torch.strided or value.is_quantized:
                 raise UnframeableError("a tensor is sparse or quantised")
-            tensor = value.detach().cpu().resolve_conj().resolve_neg()
-            if tensor.dtype is torch.bfloat16:
-                return self._array("t", tensor.view(torch.int16).numpy(), "bfloat16")
-            return self._array("t", tensor.numpy())
+            if value.dtype is torch.bfloat16:
+                return self._array("t", _plain(value).view(torch.int16).numpy(), "bfloat16")
+            simple = not value.requires_grad and value.is_cpu and not value.is_complex()
+            return self._array("t", (value if simple else _plain(value)).numpy())
         tensordict = sys.modules.get("tensordict")
         if tensordict is not None and type(value) is tensordict.TensorDict:
             return ["T", list(value.batch_size), self.outline(value.to_dict())]
         raise UnframeableError(f"a {type(value).__name__} is no number, string, array or container")
+
+
+def _plain(tensor: Any) -> Any:
+    """Return `tensor` on the CPU, without a gradient, as its memory says."""
+    return tensor.detach().cpu().resolve_conj().resolve_neg()
+
+
+def _flat(array: np.ndarray[Any, Any]) -> Buffer:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _read(node: Any, memory: np.ndarray[Any, Any]) -> Any:

@@ -195,8 +195,13 @@ def _start_actor(spec: WorkerSpec, bundle: PlacementGroup | None) -> Any:
     if bundle is not None:
         wanted["scheduling_strategy"] = PlacementGroupSchedulingStrategy(bundle)
     elif options.get("node") is not None:
-        node_id = _nodes_by_name()[options["node"]]["NodeID"]
-        wanted["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        node = _nodes_by_name().get(options["node"])
+        if node is None:
+            _log.warning("%s has left the cluster; %s goes elsewhere", options["node"], spec.name)
+        else:
+            wanted["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node["NodeID"], soft=False
+            )
     return ray.remote(_Actor).options(**wanted).remote(spec.name)
 
 
@@ -303,6 +308,7 @@ class _RayHandle(Handle):
             raise self._lost
         if self.pid == -1:
             where, self.address, path, self.pid = self._starting.result()
+            _log.info("worker %s is process %d on %s", self.name, self.pid, self.address)
             if where == self._here:
                 self._path = path
 
