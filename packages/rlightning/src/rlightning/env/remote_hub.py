@@ -299,7 +299,7 @@ class RemoteHub:
             if seat is not None and seat.table.purpose == table.purpose:
                 continue
             wanted = Seat(table)
-            if not table.sit(client, wanted, ask):
+            if not table.sit(client, wanted, ask, () if seat is None else list(seat.rows)):
                 continue  # it waits until rows are free
             if seat is not None:
                 seat.table.leave(seat)

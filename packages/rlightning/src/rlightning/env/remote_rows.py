@@ -148,17 +148,25 @@ class RowTable:
         """Rows without a client."""
         return [row for row, client in enumerate(self.client) if client is None]
 
-    def sit(self, client: Any, seat: Seat, ask: Ask) -> bool:
-        """Give every environment of `ask` a row; False, and nothing done, if there are too few."""
-        newcomers = [index for index in ask.indices if index not in seat.rows]
+    def sit(self, client: Any, seat: Seat, ask: Ask, others: Sequence[int] = ()) -> bool:
+        """Give every environment of a client a row; False, and nothing done, if there are too few.
+
+        Args:
+            client: who sits down.
+            seat: gets the rows.
+            ask: what the client asks now.
+            others: its environments that are acting.
+        """
+        wanted = dict.fromkeys([*ask.indices, *others])
+        newcomers = sorted(index for index in wanted if index not in seat.rows)
         free = self.free
         if len(newcomers) > len(free):
             return False
-        for index, row in zip(sorted(newcomers), free, strict=False):
+        step_ids = dict(zip(ask.indices, ask.step_ids, strict=True))
+        for index, row in zip(newcomers, free, strict=False):
             seat.rows[index] = row
             self.client[row] = client
-            step_id = ask.step_ids[ask.indices.index(index)]
-            self._begin(row, is_partial=step_id > 0)
+            self._begin(row, is_partial=step_ids.get(index, 1) > 0)
         return True
 
     def _begin(self, row: int, *, is_partial: bool) -> None:
@@ -238,7 +246,7 @@ class RowTable:
         """
         ready = self.ready
         over = ready & (self._terminated | self._truncated)
-        shown = ready & ~self._left_out & (not is_reset)
+        shown = ready & ~self._left_out & ~self._lost & (not is_reset)
         finals = over & shown
         lost = ready & (self._lost | (over & self._left_out))
         taken = Taken(
