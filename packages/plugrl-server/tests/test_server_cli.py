@@ -166,6 +166,12 @@ def plug_in(tmp_path, monkeypatch):
         del POLICIES.specs[uid], POLICIES.configs[uid]
 
 
+def test_a_plug_in_without_a_description_is_listed_without_one(plug_in, capsys):
+    cli.main(["--import", plug_in("c_plug_in", "plugged-c"), "--help"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "plugged-c" in line]
+    assert line.split() == ["plugged-c", "default"]
+
+
 def test_a_plug_in_comes_by_the_import_flag(plug_in):
     module = plug_in("a_plug_in", "plugged-a")
     names = ["plugged-a", "default", "dummy", "default", "--policy.knob", "5"]

@@ -288,11 +288,17 @@ def _listed(title: str, registry: Registry) -> list[str]:
     lines = [f"{title}:"]
     for uid in registry.uids():
         variants = ", ".join(registry.configs[uid])
-        text = (type(next(iter(registry.configs[uid].values()))).__doc__ or "").split("\n")[0]
+        text = _summary(type(next(iter(registry.configs[uid].values()))))
         missing = registry.specs[uid].missing_extra
         note = f"  (not installed: {missing})" if missing else ""
         lines.append(f"  {uid:20} {variants:24} {text}{note}")
     return lines
+
+
+def _summary(config: type[Any]) -> str:
+    """Give the first line of what a configuration says about itself; dataclasses make up more."""
+    text = config.__doc__ or ""
+    return "" if text.startswith(f"{config.__name__}(") else text.split("\n")[0]
 
 
 def fail(message: str) -> NoReturn:
