@@ -193,6 +193,7 @@ def test_what_a_dead_process_left_is_swept_away_and_the_living_keep_theirs(monke
     living = CPUWeightBuffer()
     living.publish(0, weights(0))
     left = [SHM / f"{shared_memory.PREFIX}gone-{part}" for part in ("header", "2", "3")]
+    left += [SHM / f"{shared_memory.PREFIX}headless-{part}" for part in ("2", "3")]
     for path in left:
         path.write_bytes(b"0" * 64)
     another = CPUWeightBuffer()
@@ -231,7 +232,7 @@ def test_eight_threads_never_see_half_of_a_version(buffer):
 
 
 PROCESSES = """
-import os, signal, sys, time
+import glob, os, signal, sys, time
 import torch
 from rlightning.weights import CPUWeightBuffer, ShardedWeightBuffer
 from rlightning.weights import cpu_weight_buffer
@@ -319,8 +320,10 @@ def killed_while_it_wrote():
     heir.publish(2, weights(2))
     version, payload = buffer.get()
     assert version == 2 and whole(2, payload)
-    heir.close()
     buffer.close()
+    left = glob.glob(f"/dev/shm/{buffer.name}-*")
+    assert left == [], left
+    heir.close()
 
 def killed_while_it_read():
     buffer = CPUWeightBuffer(timeout_s=20)

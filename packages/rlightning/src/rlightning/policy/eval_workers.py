@@ -51,7 +51,7 @@ class EvalWorkers:
         nodes = [policy.node if isinstance(policy, PolicyProxy) else None for policy in policies]
         self._router = build_router(router_type, nodes, sticky=True)
         self._restarts: dict[int, _Restart] = {}
-        self._weights: tuple[int, dict[str, Any]] | None = None
+        self._weights: tuple[int, dict[str, Any] | None] | None = None
         self.lost = 0
         """How many instances have died."""
 
@@ -150,8 +150,19 @@ class EvalWorkers:
 
     # ---- weights -------------------------------------------------------------------------------
 
-    def import_weights(self, version: int, payload: dict[str, Any]) -> None:
-        """Load weights into every instance that has older ones."""
+    @property
+    def oldest_weights(self) -> int:
+        """The oldest version that an instance has, those that are being started again aside."""
+        alive = [item for i, item in enumerate(self._policies) if i not in self._restarts]
+        return min((policy.weights_version for policy in alive), default=-1)
+
+    def import_weights(self, version: int, payload: dict[str, Any] | None) -> None:
+        """Load weights into every instance that has older ones.
+
+        Args:
+            version: of the weights.
+            payload: the weights; None for what instances elsewhere were given to share.
+        """
         self._weights = (version, payload)
         begun: list[tuple[int, Future]] = []
         for index, policy in enumerate(self._policies):

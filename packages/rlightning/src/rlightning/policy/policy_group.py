@@ -13,6 +13,7 @@ from rlightning.errors import ContractError
 from rlightning.policy.eval_workers import EvalWorkers
 from rlightning.policy.policy_proxy import PolicyProxy, join_ranks
 from rlightning.policy.random_stream import RandomStream
+from rlightning.policy.weight_route import WeightRoute
 from rlightning.runtime.base import Done, Future
 from rlightning.runtime.group import gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse, PolicyRole
@@ -53,6 +54,11 @@ class PolicyGroup:
             PolicyRole.EVAL: list(eval_policy_list),
         }
         self.weight_buffer = weight_buffer
+        self._route = (
+            None
+            if weight_buffer is None
+            else WeightRoute(weight_buffer, train_policy_list, eval_policy_list)
+        )
         self.version = -1
         """The version of the newest weights that were sent."""
         self.random_stream = RandomStream()
@@ -227,16 +233,16 @@ class PolicyGroup:
     def send_weights(self) -> None:
         """Publish the first TRAIN instance's weights as the next version."""
         self.version += 1
-        if self.weight_buffer is not None:
-            self.weight_buffer.publish(self.version, self.train_list[0].export_weights())
+        if self._route is not None:
+            self._route.publish(self.version)
 
     def update_eval_weights(self) -> None:
         """Load the newest published weights into every EVAL instance that has older ones."""
-        if self.weight_buffer is not None:
-            version, payload = self.weight_buffer.get()
-        else:
-            version, payload = self.version, self.train_list[0].export_weights()
-        self._evals.import_weights(version, payload)
+        if self._route is None:
+            self._evals.import_weights(self.version, self.train_list[0].export_weights())
+        elif self._evals.oldest_weights < self._route.version:
+            with self._route.newest() as (version, payload):
+                self._evals.import_weights(version, payload)
 
     def sync_weights(self) -> None:
         """Publish the newest weights; on return every EVAL instance acts with them."""

@@ -54,7 +54,9 @@ class PolicyProxy(Proxy):
         self.weights_version = -1
         self.timing_raw: dict[str, dict[str, float]] = {}
         self._init_args: tuple[Any, Any] = (None, None)
-        self._weights: tuple[int, dict[str, Any]] | None = None
+        self._weights: tuple[int, dict[str, Any] | None] | None = None
+        self._published: Any = None
+        self._shares_memory = False
 
     @property
     def node(self) -> str | None:
@@ -76,15 +78,30 @@ class PolicyProxy(Proxy):
 
     # ---- both roles ----------------------------------------------------------------------------
 
-    def import_weights(self, version: int, payload: dict[str, Any]) -> None:
+    def import_weights(self, version: int, payload: dict[str, Any] | None) -> None:
         """Load exported weights."""
         self.begin_import(version, payload).result()
 
-    def begin_import(self, version: int, payload: dict[str, Any]) -> Future:
-        """Begin `import_weights`."""
+    def begin_import(self, version: int, payload: dict[str, Any] | None) -> Future:
+        """Begin `import_weights`; without a payload, of what `share_weights` was given."""
         self._weights = (version, payload)
         self.weights_version = version
-        return self.begin("import_weights", version, payload)
+        return self._begin_import(self._handle)
+
+    def _begin_import(self, handle: Handle) -> Future:
+        assert self._weights is not None
+        version, payload = self._weights
+        if payload is not None:
+            return handle.call("import_weights", version, payload)
+        if self._shares_memory:
+            return handle.call("load_published")
+        return handle.call("import_packed", *self._published.pack())
+
+    def share_weights(self, published: Any) -> bool:
+        """Let the worker open weights in shared memory; return whether they are on its machine."""
+        self._published = published
+        self._shares_memory = bool(self._call("open_weights", published.address))
+        return self._shares_memory
 
     def save_checkpoint(self, path: str) -> None:
         """Write what the policy's `save_checkpoint` writes, on this machine."""
@@ -146,8 +163,11 @@ class PolicyProxy(Proxy):
     def _prepare(self, handle: Handle) -> None:
         eval_config, env_meta = self._init_args
         handle.call("init_eval", eval_config, env_meta=env_meta).result()
+        if self._published is not None:
+            address = self._published.address
+            self._shares_memory = bool(handle.call("open_weights", address).result())
         if self._weights is not None:
-            handle.call("import_weights", *self._weights).result()
+            self._begin_import(handle).result()
 
     def close(self) -> None:
         """End the worker."""

@@ -36,6 +36,7 @@ class PolicyWorker:
         config.train_config = train_config
         self.policy = kind(config, role)
         self._answerer = Answerer(self.policy)
+        self._weights: Any = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "policy":
@@ -56,6 +57,27 @@ class PolicyWorker:
         """Run the policy's `postprocess` on each pair."""
         pairs = zip(env_rets, responses, strict=True)
         return [self.policy._postprocess(env_ret, response) for env_ret, response in pairs]
+
+    def open_weights(self, address: Any) -> bool:
+        """Open weights in shared memory; return whether they are on this machine."""
+        self._weights = address.open()
+        return self._weights is not None
+
+    def publish_weights(self, version: int, shard: int | None) -> None:
+        """Publish the policy's weights there, or one part of them."""
+        if shard is None:
+            self._weights.publish(version, self.policy.export_weights())
+        else:
+            self._weights.publish_shard(version, shard, self.policy.export_weights())
+
+    def load_published(self) -> None:
+        """Load the newest weights from there."""
+        with self._weights.read() as (version, payload):
+            self.policy.import_weights(version, payload)
+
+    def import_packed(self, version: int, packed: Any) -> None:
+        """Load weights that were packed for the way from another machine."""
+        self.policy.import_weights(version, packed.unpack())
 
     def rank_address(self, host: str) -> str:
         """Return where others can meet this worker, which is at `host`, as their rank 0."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = ["Saveable", "WeightSink", "WeightSource", "WeightStore"]
 
@@ -15,7 +18,10 @@ class WeightSource(Protocol):
         """The newest complete version; -1 before the first."""
 
     def get(self) -> tuple[int, dict[str, Any]]:
-        """Return the newest version and its weights, never half of one."""
+        """Return the newest version and its weights, never half of one, to keep."""
+
+    def read(self) -> AbstractContextManager[tuple[int, dict[str, Any]]]:
+        """Lend the newest version and its weights, for the length of a ``with`` block."""
 
 
 class WeightSink(Protocol):

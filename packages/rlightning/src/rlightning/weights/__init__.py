@@ -8,9 +8,11 @@ Which buffer, by ``policy.weight_buffer.buffer_strategy``:
 * ``Sharded``: `ShardedWeightBuffer`, the same, published in parts by all train workers at once.
 
 All have ``publish``, ``read`` (lend for a ``with`` block), ``get`` (to keep), ``wait_for``,
-``version``, ``staleness`` and ``close``. `Offload` is for workers that share a GPU and take turns.
+``version``, ``staleness`` and ``close``; those in shared memory have an ``address`` too, and
+``pack`` for readers on other machines. `Offload` is for workers that share a GPU and take turns.
 """
 
+from rlightning.weights.address import WeightAddress
 from rlightning.weights.cpu_weight_buffer import CPUWeightBuffer
 from rlightning.weights.offload import Offload
 from rlightning.weights.sharded_weight_buffer import ShardedWeightBuffer
@@ -22,6 +24,7 @@ __all__ = [
     "Offload",
     "PackedWeights",
     "ShardedWeightBuffer",
+    "WeightAddress",
     "WeightBuffer",
     "pack",
     "unpack",

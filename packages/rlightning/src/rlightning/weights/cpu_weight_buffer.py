@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from rlightning.weights import shared_memory
+from rlightning.weights.address import WeightAddress
 from rlightning.weights.layout import Layout, copy_into, memory_for
+from rlightning.weights.transfer import PackedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,13 +67,18 @@ class _Slot:
 
     def parse(self) -> tuple[Layout, list[torch.Tensor]]:
         """Return the layout of its set and the tensors in it; cheap where the outline is known."""
-        size = int(self.words[_OUTLINE_BYTES])
-        text = self.memory[_HEAD_BYTES : _HEAD_BYTES + size].numpy().tobytes()
+        text = self.text
         parsed = self._parsed  # one reference: threads may come here at once
         if parsed is None or parsed[0] != text:
             layout = Layout.from_json(text)
             parsed = self._parsed = (text, layout, layout.views(self.data))
         return parsed[1], parsed[2]
+
+    @property
+    def text(self) -> bytes:
+        """The layout of its set, as text."""
+        size = int(self.words[_OUTLINE_BYTES])
+        return self.memory[_HEAD_BYTES : _HEAD_BYTES + size].numpy().tobytes()
 
     @property
     def data(self) -> torch.Tensor:
@@ -125,8 +132,13 @@ class CPUWeightBuffer:
         self._created: list[str] = [] if hold is None else [f"{name}-header"]
         self._publishing = threading.Lock()
         self._end: Callable[[], Any] = weakref.finalize(
-            self, _end, self._created, self._header, os.getpid(), hold
+            self, _end, name, self._created, self._header, os.getpid(), hold
         )
+
+    @property
+    def address(self) -> WeightAddress:
+        """What another process of this machine opens it by."""
+        return WeightAddress(type(self), self.name)
 
     @property
     def version(self) -> int:
@@ -221,10 +233,12 @@ class CPUWeightBuffer:
         """Remove the slots of a generation that was replaced, whoever created them."""
         for number in range(generation * _SLOTS, (generation + 1) * _SLOTS):
             name = f"{self.name}-{number}"
-            shared_memory.remove(name)
             self._slots.pop(number, None)
             if name in self._created:
                 self._created.remove(name)
+                shared_memory.remove(name)
+            else:
+                shared_memory.discard(name)
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -236,12 +250,21 @@ class CPUWeightBuffer:
         Raises:
             RuntimeError: nothing has been published, or the publisher has ended.
         """
+        version, packed = self.pack()
+        return version, packed.unpack()
+
+    def pack(self) -> tuple[int, PackedWeights]:
+        """Return the newest version and a copy of its weights, ready for another machine.
+
+        Raises:
+            RuntimeError: nothing has been published, or the publisher has ended.
+        """
         with contextlib.ExitStack() as lent:
             slot = self._newest(lent)
             layout, _ = slot.parse()
             memory = memory_for(layout, "cpu")
             memory.copy_(slot.data[: layout.size_bytes])
-            return int(slot.words[_IN_SLOT]), layout.build(layout.views(memory))
+            return int(slot.words[_IN_SLOT]), PackedWeights(slot.text, memory.numpy())
 
     @contextlib.contextmanager
     def read(self) -> Iterator[tuple[int, Any]]:
@@ -336,7 +359,7 @@ def _attach(name: str, timeout_s: float) -> CPUWeightBuffer:
     return CPUWeightBuffer.attach(name, timeout_s=timeout_s)
 
 
-def _end(created: list[str], header: Any, owner_pid: int, hold: int | None) -> None:
+def _end(name: str, created: list[str], header: Any, owner_pid: int, hold: int | None) -> None:
     if os.getpid() != owner_pid:
         return  # a fork of the process that created it
     if hold is not None:
@@ -344,4 +367,5 @@ def _end(created: list[str], header: Any, owner_pid: int, hold: int | None) -> N
     while created:
         shared_memory.remove(created.pop())
     if hold is not None:
+        shared_memory.remove_family(name)  # what a publisher that was killed has left
         os.close(hold)

@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlightning.weights import shared_memory
+from rlightning.weights.address import WeightAddress
 from rlightning.weights.cpu_weight_buffer import CPUWeightBuffer
 from rlightning.weights.layout import Layout
+from rlightning.weights.transfer import PackedWeights, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,6 +63,11 @@ class ShardedWeightBuffer:
         return [part.name for part in self.parts]
 
     @property
+    def address(self) -> WeightAddress:
+        """What another process of this machine opens it by."""
+        return WeightAddress(type(self), self.names, shards=len(self.parts))
+
+    @property
     def version(self) -> int:
         """The newest version of which all parts are there, or -1 before the first."""
         return min(part.version for part in self.parts)
@@ -104,9 +111,13 @@ class ShardedWeightBuffer:
 
     def get(self) -> tuple[int, Any]:
         """Return the newest version and a copy of its weights; see `read`."""
+        version, packed = self.pack()
+        return version, packed.unpack()
+
+    def pack(self) -> tuple[int, PackedWeights]:
+        """Return the newest version and a copy of its weights, ready for another machine."""
         with self.read() as (version, weights):
-            layout, tensors = Layout.of(weights)
-            return version, layout.build([tensor.clone() for tensor in tensors])
+            return version, pack(weights)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[tuple[int, Any]]:

@@ -3,8 +3,10 @@
 Whoever creates a piece registers it with Python's resource tracker, which removes it even where the
 process was killed. Whoever only looks at one does not (before Python 3.13 the standard library
 would remove it for everybody when that process ends). For the case that a tracker was killed along
-with its process, `sweep` removes what dead processes left, told by a lock that the kernel drops
-when its holder ends. Locks are advisory (`flock`), so they end with their process too.
+with its process, as a cluster does with its workers, `sweep` removes what dead processes left: a
+family of pieces whose header (``<family>-header``) is gone, or is held by nobody (`hold`), told by
+a lock that the kernel drops when its holder ends. Locks are advisory (`flock`), so they end with
+their process too.
 
 Linux only: pieces are files in ``/dev/shm``.
 """
@@ -17,7 +19,7 @@ import mmap
 import os
 import pathlib
 import time
-from multiprocessing import shared_memory
+from multiprocessing import resource_tracker, shared_memory
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +27,19 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PREFIX", "create", "exists", "hold", "locked", "look_at", "remove", "sweep", "until"]
+__all__ = [
+    "PREFIX",
+    "create",
+    "discard",
+    "exists",
+    "hold",
+    "locked",
+    "look_at",
+    "remove",
+    "remove_family",
+    "sweep",
+    "until",
+]
 
 PREFIX = "rlightning-w-"
 """How the names of all pieces begin."""
@@ -56,10 +70,19 @@ def create(name: str, size_bytes: int) -> None:
 
 def remove(name: str) -> None:
     """Remove a piece that this process created; who looks at it keeps what it sees."""
-    with contextlib.suppress(FileNotFoundError):  # gone already: swept, or the tracker was faster
-        piece = shared_memory.SharedMemory(name)
-        piece.close()
-        piece.unlink()
+    discard(name)
+    resource_tracker.unregister(f"/{name}", "shared_memory")
+
+
+def discard(name: str) -> None:
+    """Remove a piece that another process created, where it is still there."""
+    (_FOLDER / name).unlink(missing_ok=True)
+
+
+def remove_family(family: str) -> None:
+    """Remove the pieces of a family that other processes created."""
+    for piece in _FOLDER.glob(f"{family}-*"):
+        discard(piece.name)
 
 
 def exists(name: str) -> bool:
@@ -104,16 +127,23 @@ def locked(name: str, *, exclusive: bool) -> Iterator[bool]:
 
 
 def sweep() -> None:
-    """Remove the pieces of processes that ended without doing so, minutes after they were made."""
-    for header in _FOLDER.glob(f"{PREFIX}*-header"):
-        with contextlib.suppress(OSError):  # somebody else's, or just removed
-            if time.time() - header.stat().st_ctime < _MINUTE:
-                continue  # may not be held yet
-            with locked(header.name, exclusive=True) as abandoned:
-                if not abandoned:
-                    continue
-                for piece in _FOLDER.glob(header.name.removesuffix("-header") + "-*"):
-                    piece.unlink(missing_ok=True)
+    """Remove the pieces of processes that ended without doing so, a minute after they were made."""
+    families: dict[str, float] = {}
+    for piece in _FOLDER.glob(f"{PREFIX}*"):
+        with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+            family = piece.name.rpartition("-")[0]
+            families[family] = max(families.get(family, 0.0), piece.stat().st_ctime)
+    for family, newest in families.items():
+        if time.time() - newest < _MINUTE:
+            continue  # its header may not be held yet
+        try:
+            with locked(f"{family}-header", exclusive=True) as abandoned:
+                if abandoned:
+                    remove_family(family)
+        except FileNotFoundError:
+            remove_family(family)
+        except PermissionError:  # another user's
+            continue
 
 
 @contextlib.contextmanager

@@ -29,6 +29,11 @@ class PackedWeights(NamedTuple):
     data: npt.NDArray[np.uint8]
     """``[bytes]``: all tensors."""
 
+    def unpack(self) -> Any:
+        """Return the weights; their tensors are views of `data` and keep it alive."""
+        layout = Layout.from_json(self.layout)
+        return layout.build(layout.views(_tensor_of(self.data)))
+
 
 def pack(weights: Any, into: PackedWeights | None = None) -> PackedWeights:
     """Return a copy of `weights` in one array.
@@ -51,8 +56,7 @@ def pack(weights: Any, into: PackedWeights | None = None) -> PackedWeights:
 
 def unpack(packed: PackedWeights) -> Any:
     """Return the weights; their tensors are views of `packed.data` and keep it alive."""
-    layout = Layout.from_json(packed.layout)
-    return layout.build(layout.views(_tensor_of(packed.data)))
+    return packed.unpack()
 
 
 def _tensor_of(data: npt.NDArray[np.uint8]) -> torch.Tensor:
