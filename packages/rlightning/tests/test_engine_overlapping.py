@@ -1,7 +1,9 @@
 """The engines beside `syncrl`: `asyncrl`, `async_rsl`, `rsl` and `eval`."""
 
+import asyncio
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -113,6 +115,34 @@ def test_an_error_in_either_thread_ends_the_run_with_itself_and_a_checkpoint(
     assert time.monotonic() - start < 30
     assert (running.run_context.checkpoint_dir / "crashed" / "manifest.json").is_file()
     assert not [thread for thread in threading.enumerate() if thread.name == "rollout"]
+
+
+@POLICIES.register("WaitsWhileActing")
+class WaitsWhileActing(PPOPolicy):
+    """Acts in a coroutine that waits, and notes the weights before and after."""
+
+    batched_rollout = False
+    seen: ClassVar[list] = []
+
+    def weights(self):
+        return self.weights_version, float(self.actor_critic.value_head.weight.sum())
+
+    async def rollout_step(self, env_ret, **kwargs):
+        before = self.weights()
+        await asyncio.sleep(0.002)
+        self.seen.append((before, self.weights()))
+        return super().rollout_step(env_ret)
+
+
+@pytest.mark.parametrize("strategy", ["Double", "None"])
+def test_no_step_of_a_coroutine_policy_sees_the_weights_of_two_versions(tmp_path, strategy):
+    config = config_of(tmp_path, "asyncrl", "WaitsWhileActing", max_epochs=5)
+    config.policy.rollout_mode = "async"
+    config.policy.weight_buffer.buffer_strategy = strategy
+    WaitsWhileActing.seen.clear()
+    engine_of(config).run()
+    assert len({before for before, _ in WaitsWhileActing.seen}) > 2
+    assert all(before == after for before, after in WaitsWhileActing.seen)
 
 
 def test_a_stop_request_ends_the_overlapping_engine_with_its_checkpoint(tmp_path):

@@ -1,6 +1,7 @@
 """Coroutine policies: inference mode for each of several interleaved steps, and nowhere else."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -127,6 +128,45 @@ def test_a_plain_function_in_async_mode_says_what_to_do():
 def test_a_coroutine_function_in_sync_mode_says_what_to_do():
     with pytest.raises(ContractError, match=r"rollout_step is a coroutine.*rollout_mode: async"):
         group_of(Acting, mode="sync").rollout_batch(batch(1))
+
+
+class Slow(Acting):
+    """Notes the version of its weights, and a weight itself, at every stage of a step."""
+
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.seen = []
+        self.inside = threading.Event()
+
+    async def rollout_step(self, env_ret, **kwargs):
+        stages = []
+        for _ in range(5):
+            stages.append((self.weights_version, float(self.actor.weight[0, 0])))
+            self.inside.set()
+            await asyncio.sleep(0.01)
+        self.seen.append(stages)
+        return PolicyResponse(env_ret.env_id, action=self.actor(env_ret.observation.view(1, 1)))
+
+
+def test_weights_are_imported_between_steps_and_never_while_one_waits():
+    group = group_of(Slow)
+    policy = group.eval_list[0]
+    payload = policy.export_weights()
+    (before,) = {float(policy.actor.weight.detach()[0, 0])}
+    payload["weights"]["actor"]["weight"] = torch.full((1, 1), before + 1)
+
+    def learner():
+        assert policy.inside.wait(10)
+        policy.import_weights(7, payload)
+
+    thread = threading.Thread(target=learner)
+    thread.start()
+    group.rollout_batch(batch(1, 2, 3))
+    thread.join(10)
+    assert not thread.is_alive()
+    assert policy.seen == [[(-1, before)] * 5] * 3
+    group.rollout_batch(batch(1))
+    assert policy.seen[-1] == [(7, before + 1)] * 5
 
 
 def test_what_binds_to_the_event_loop_works_in_every_step():

@@ -47,7 +47,9 @@ class Answerer:
             response = policy._rollout(join_rows(env_rets))
             return split_rows(response, env_rets)
         if policy.rollout_mode == "async":
-            return self._event_loop().run(_gather(policy, env_rets))
+            # Weights change between the steps of all environments, never while one waits.
+            with policy._weights_lock:
+                return self._event_loop().run(_gather(policy, env_rets))
         return [policy._rollout(env_ret) for env_ret in env_rets]
 
     def _event_loop(self) -> asyncio.Runner:

@@ -22,6 +22,7 @@ from rlightning.errors import CheckpointError, ContractError
 from rlightning.policy.finite_guard import FiniteGuard
 from rlightning.policy.inference import InferenceModeAwaitable
 from rlightning.policy.over_ranks import check_same_weights, least_over_ranks
+from rlightning.policy.starting_weights import start_from
 from rlightning.policy.state import (
     EXTRA_STATE,
     find_modules,
@@ -78,6 +79,10 @@ class BasePolicy(nn.Module, ABC):
 
     class Extras(Config):
         """Further keys of the ``policy`` section that this class reads, with their defaults."""
+
+        init_from: str | None = None
+        """A checkpoint whose modules of the same names learning starts from; a resumed run goes on
+        from its own."""
 
     class TrainExtras(Config):
         """Further keys of the ``train`` section that this class reads, with their defaults."""
@@ -190,6 +195,9 @@ class BasePolicy(nn.Module, ABC):
         self.to(self.device)
         for child in self.children():
             child.train()
+        path = self.config.get("init_from")
+        if path is not None:
+            start_from(self, path)
         self._wrap_for_data_parallelism(train_config.parallel)
         self.setup_optimizer(self.config.optim_cfg)
         if train_config.check_finite:
@@ -361,7 +369,11 @@ class BasePolicy(nn.Module, ABC):
         return {"weights": self.get_trainable_parameters(), "extra": read_extra_state(self)}
 
     def import_weights(self, version: int, payload: dict[str, Any]) -> None:
-        """Load what `export_weights` returned; waits for a running `rollout_step` to end."""
+        """Load what `export_weights` returned; waits for a running `rollout_step` to end.
+
+        Where that is a coroutine function, for those of all environments that run side by side: no
+        step sees the weights of two versions.
+        """
         with self._weights_lock, torch.no_grad():
             self.load_state_dict(payload["weights"])
             load_extra_state(self, payload["extra"])
