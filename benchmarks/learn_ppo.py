@@ -5,7 +5,8 @@
 A finished (task, seed) is not run again: its curve stands in
 ``benchmarks/results/learn_ppo/<task>_<seed>.json``. Every figure is the mean return of
 deterministic evaluation episodes at the end of training; ``best`` is the highest of the
-evaluations along the way.
+evaluations along the way. Over several seeds, the interquartile mean stands beside the mean, with
+its 95 % bootstrap interval. ``--seeds`` with no number trains nothing and summarises what is there.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from common import commit, machine, write_result
+from common import commit, machine, over_seeds, spread, write_result
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learn_ppo"
 
@@ -102,7 +103,7 @@ def summarise(tasks: list[str]) -> list[dict]:
                 "seeds": [run["seed"] for run in runs],
                 "env_steps": runs[0]["env_steps"],
                 "returns": [round(value, 1) for value in finals],
-                "mean": round(mean, 1),
+                **over_seeds(finals),
                 "best": round(max(v for run in runs for _, v in run["evaluations"]), 1),
                 "floor": TASKS[task].floor,
                 "floor_holds": mean >= TASKS[task].floor,
@@ -133,11 +134,11 @@ def main() -> None:
                 kept(task, seed).write_text(json.dumps(result) + "\n")
                 print(f"{task} seed {seed}: {result['final_return']:.1f}", flush=True)
     rows = summarise(list(TASKS))
-    print(f"{'task':22} {'steps':>9} {'mean':>9} {'floor':>8} {'goal':>8}  returns per seed")
+    print(f"{'task':22} {'steps':>9} {'mean':>9} {'floor':>8} {'goal':>8}  IQM [95 %]; per seed")
     for row in rows:
         print(
             f"{row['task']:22} {row['env_steps']:9,} {row['mean']:9.1f} {row['floor']:8} "
-            f"{row['goal']:8}  {row['returns']}"
+            f"{row['goal']:8}  {spread(row)}; {row['returns']}"
         )
     write_result("learn_ppo", rows, goals_hold=all(row["goal_holds"] for row in rows))
 

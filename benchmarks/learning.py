@@ -8,7 +8,6 @@ evaluation episodes at the end of training.
 import argparse
 import json
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common import RESULTS, commit, machine, write_result
+from common import RESULTS, commit, machine, over_seeds, spread, write_result
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def summarise(name: str, cases: dict[str, Case]) -> dict[str, dict]:
                 "seeds": [run["seed"] for run in runs],
                 "env_steps": runs[0]["env_steps"],
                 "returns": [round(value, 1) for value in finals],
-                "mean": round(statistics.fmean(finals), 1),
+                **over_seeds(finals),
             }
     return rows
 
@@ -119,9 +118,11 @@ def main(
                 path.write_text(json.dumps(result) + "\n")
                 print(f"{label} seed {seed}: {result['final_return']:.1f}", flush=True)
     rows = summarise(name, cases)
-    print(f"{'case':18} {'steps':>8} {'mean':>8}  returns per seed")
+    print(f"{'case':18} {'steps':>8} {'mean':>8}  IQM [95 %]; per seed")
     for label, row in rows.items():
-        print(f"{label:18} {row['env_steps']:8,} {row['mean']:8.1f}  {row['returns']}")
+        print(
+            f"{label:18} {row['env_steps']:8,} {row['mean']:8.1f}  {spread(row)}; {row['returns']}"
+        )
     complete = rows.keys() == cases.keys()
     held = goals(rows) if complete else {}
     for claim, holds in held.items():
