@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import platform
+import subprocess
 import sys
 import threading
 import time
@@ -121,3 +123,26 @@ def test_closing_a_flooded_link_does_not_wait_for_its_reader():
         link.close(CLOSE_FINISHED)
         left = itertools.takewhile(bool, (received(link) for _ in range(100)))
         assert len(list(left)) < 100
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.libc_ver()[0] != "glibc", reason="tells glibc something"
+)
+def test_memory_of_large_frames_is_not_given_back_each_time():
+    program = """
+import resource
+from plugrl_protocol.links import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(50):
+        kept = [bytearray(300_000) for _ in range(4)]
+        del kept
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+keep_freed_memory()
+faults()
+print(faults())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert int(done.stdout) < 1000, "of 15,000 pages"

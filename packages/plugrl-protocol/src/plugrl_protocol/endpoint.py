@@ -20,7 +20,14 @@ from plugrl_protocol.errors import (
     ProtocolError,
     close_refused,
 )
-from plugrl_protocol.links import Receiver, ServerLink, ServerLinks, ServerOptions, choose
+from plugrl_protocol.links import (
+    Receiver,
+    ServerLink,
+    ServerLinks,
+    ServerOptions,
+    choose,
+    keep_freed_memory,
+)
 from plugrl_protocol.messages import Feedback, Infer, Metadata, make_metadata
 from plugrl_protocol.server_session import EnvRecord, ServerSession, SessionConfig
 
@@ -36,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _SWEEP_S = 0.25
 _STOP_TIMEOUT_S = 4.0
-# glibc learns from freed blocks of up to 32 MiB.
-_LARGE_BLOCK_BYTES = 31 * 2**20
 
 
 class Application(Protocol):
@@ -192,16 +197,6 @@ class _Turns:
             logger.exception("%r: the application failed on a disconnect", connection)
 
 
-def _keep_freed_memory() -> None:
-    """Tell the allocator that large blocks come and go, as frames with images do.
-
-    The C library of Linux (glibc) returns freed memory at the end of its heap to the system, unless
-    a larger block was freed before; faulting it in again costs more than copying the frame. The
-    block is never touched, so it takes no memory.
-    """
-    bytes(_LARGE_BLOCK_BYTES)
-
-
 class Endpoint:
     """Serve the wire on one port.
 
@@ -253,7 +248,7 @@ class Endpoint:
         """
         if self._links is not None:
             raise MisuseError("this endpoint is already started")
-        _keep_freed_memory()
+        keep_freed_memory()
         library = choose(self.config.library)
         self._links = await library.listen(self.config.listen, self._accept)
         self.port = self._links.port

@@ -23,7 +23,13 @@ from plugrl_protocol.errors import (
     ServerNotFoundError,
     ServerStopped,
 )
-from plugrl_protocol.links import ClientLink, ClientOptions, ConnectFailedError, choose
+from plugrl_protocol.links import (
+    ClientLink,
+    ClientOptions,
+    ConnectFailedError,
+    choose,
+    keep_freed_memory,
+)
 from plugrl_protocol.messages import Action, Metadata
 
 if TYPE_CHECKING:
@@ -155,6 +161,7 @@ class EnvClient:
         raise AssertionError("delays never end")
 
     def _connect_once(self) -> Metadata:
+        keep_freed_memory()
         session = ClientSession(reuse=self._reuse)
         link = self._library.connect(self.options)
         self._link, self._session = link, session

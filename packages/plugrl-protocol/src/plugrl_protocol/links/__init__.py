@@ -13,6 +13,7 @@ from plugrl_protocol.links.base import (
     ServerLinks,
     ServerOptions,
     choose,
+    keep_freed_memory,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "ServerLinks",
     "ServerOptions",
     "choose",
+    "keep_freed_memory",
 ]

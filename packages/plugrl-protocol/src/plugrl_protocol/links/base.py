@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Library: TypeAlias = Literal["websockets", "picows"]
 HEALTH_PATH = "/healthz"
+# glibc learns from freed blocks of up to 32 MiB.
+_LARGE_BLOCK_BYTES = 31 * 2**20
 
 
 class ConnectFailedError(WireError, ConnectionError):
@@ -177,6 +179,16 @@ class _Halves:
         self, options: ServerOptions, accept: Callable[[ServerLink], Receiver]
     ) -> ServerLinks:
         return await self.server.listen(options, accept)
+
+
+def keep_freed_memory() -> None:
+    """Tell the allocator that large blocks come and go, as frames with images do.
+
+    The C library of Linux (glibc) returns large blocks to the system when they are freed, unless a
+    larger one was freed before; to fault a frame's memory in again costs many times the copying of
+    the frame. The block that is freed here is never touched, so it takes no memory.
+    """
+    bytes(_LARGE_BLOCK_BYTES)
 
 
 def choose(library: Library) -> LinkLibrary:
