@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from plugrl_server.errors import UsageError
 from rlightning.config import Config, compose_main, resolve_extras
 from rlightning.config.wire import WireConfig, wire_spaces
-from rlightning.errors import USER_ERRORS, ConfigError
+from rlightning.errors import USER_ERRORS, ConfigError, did_you_mean
 from rlightning.utils.registry import BUFFERS, POLICIES, WEIGHTS, load_modules_from_config
 
 if TYPE_CHECKING:
@@ -79,6 +79,11 @@ def _resolve(config: MainConfig) -> None:
         owner=f"{policy.__name__}.TrainExtras",
         refuse_others=False,  # keys of an engine, which this run has not, do no harm
     )
+    known = {*type(config.train).model_fields, *policy.TrainExtras.model_fields}
+    for key in sorted(config.train.keys() - known):
+        meant = did_you_mean(key, known)
+        if meant:
+            raise ConfigError(f"`train`: unknown key {key!r}.{meant}")
 
 
 def spaces_of(section: EnvConfig) -> tuple[WireConfig, WireSpaces]:
