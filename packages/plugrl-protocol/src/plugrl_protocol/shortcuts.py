@@ -68,8 +68,8 @@ class _Places:
 
         def build(arrays: list[Array]) -> Any:
             draft: Any = _ObservationDraft()
-            draft.images = {name: arrays[place] for name, place in images}
-            draft.states = {name: arrays[place] for name, place in states}
+            draft.images = {name: arrays[place] for name, place in images} if images else {}
+            draft.states = {name: arrays[place] for name, place in states} if states else {}
             draft.text = arrays[text]
             draft.__class__ = Observation
             return draft
@@ -198,22 +198,6 @@ class Reader:
         return message
 
 
-class _Values:
-    """Check values that often come again as the very same array: once is enough."""
-
-    __slots__ = ("_check", "_passed", "_where")
-
-    def __init__(self, check: Callable[..., None], *where: str) -> None:
-        self._check, self._where = check, where
-        self._passed: Array | None = None
-
-    def __call__(self, array: Array) -> None:
-        # A pinned array cannot change: it is a read-only view on bytes.
-        if array is not self._passed:
-            self._check(array, *self._where)
-            self._passed = array
-
-
 def make_infer(
     env_indices: Array, step_ids: Array, observation: Observation, reuse: Array | None
 ) -> Infer:
@@ -226,22 +210,30 @@ def make_infer(
     return made
 
 
+# Each of these remembers the bytes of the last env indices that passed, not their array: that may
+# be a view on a frame of many megabytes.
+
+
 def _shorten_infer(like: Infer, places: _Places) -> Build:
     at_ids, at_steps = places.of(like.env_indices), places.of(like.step_ids)
     at_reuse = None if like.reuse is None else places.of(like.reuse)
     reuse = None if like.reuse is None else like.reuse.tobytes()
     observe = places.observation(like.observation)
-    check_indices = _Values(check_env_indices, "infer.env_indices")
-    check_step = _Values(check_step_ids, "infer.step_ids")
+    passed = b""
 
     def build(arrays: list[Array]) -> Any:
+        nonlocal passed
         # How many rows are sent depends on the values of reuse.
         if at_reuse is not None and arrays[at_reuse].tobytes() != reuse:
             return None
-        check_indices(arrays[at_ids])
-        check_step(arrays[at_steps])
+        env_indices, step_ids = arrays[at_ids], arrays[at_steps]
+        indices = env_indices.tobytes()
+        if indices != passed:
+            check_env_indices(env_indices, "infer.env_indices")
+            passed = indices
+        check_step_ids(step_ids, "infer.step_ids")
         given = None if at_reuse is None else arrays[at_reuse]
-        return make_infer(arrays[at_ids], arrays[at_steps], observe(arrays), given)
+        return make_infer(env_indices, step_ids, observe(arrays), given)
 
     return build
 
@@ -253,22 +245,24 @@ def _shorten_feedback(like: Feedback, places: _Places) -> Build:
     at_steps = None if like.steps is None else places.of(like.steps)
     observe = places.observation(like.observation)
     info = places.tree(like.info)
-    check_indices = _Values(check_env_indices, "feedback.env_indices")
-    check_step = _Values(check_step_ids, "feedback.step_ids")
-    check_lengths = _Values(check_steps)
+    passed = b""
 
     def build(arrays: list[Array]) -> Any:
+        nonlocal passed
         draft: Any = _FeedbackDraft()
-        check_indices(arrays[at_ids])
-        draft.steps = None
+        env_indices, step_ids, rewards = arrays[at_ids], arrays[at_step_ids], arrays[at_rewards]
+        indices = env_indices.tobytes()
+        if indices != passed:
+            check_env_indices(env_indices, "feedback.env_indices")
+            passed = indices
+        steps = None
         if at_steps is not None:
-            check_lengths(arrays[at_steps])
-            draft.steps = arrays[at_steps]
-        check_step(arrays[at_step_ids])
-        check_rewards(arrays[at_rewards])
-        draft.env_indices, draft.step_ids = arrays[at_ids], arrays[at_step_ids]
-        draft.observation = observe(arrays)
-        draft.rewards = arrays[at_rewards]
+            steps = arrays[at_steps]
+            check_steps(steps)
+        check_step_ids(step_ids, "feedback.step_ids")
+        check_rewards(rewards)
+        draft.env_indices, draft.step_ids, draft.steps = env_indices, step_ids, steps
+        draft.observation, draft.rewards = observe(arrays), rewards
         draft.terminated, draft.truncated = arrays[at_terminated], arrays[at_truncated]
         draft.info = _fill(info, arrays) if info else {}
         draft.__class__ = Feedback
@@ -288,10 +282,15 @@ def make_action(env_ids: Array, action: Array) -> Action:
 
 def _shorten_action(like: Action, places: _Places) -> Build:
     at_ids, at_action = places.of(like.env_ids), places.of(like.action)
-    check_indices = _Values(check_env_indices, "action.data.env_ids")
+    passed = b""
 
     def build(arrays: list[Array]) -> Action:
-        check_indices(arrays[at_ids])
-        return make_action(arrays[at_ids], arrays[at_action])
+        nonlocal passed
+        env_ids = arrays[at_ids]
+        indices = env_ids.tobytes()
+        if indices != passed:
+            check_env_indices(env_ids, "action.data.env_ids")
+            passed = indices
+        return make_action(env_ids, arrays[at_action])
 
     return build
