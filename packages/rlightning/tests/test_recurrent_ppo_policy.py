@@ -390,17 +390,36 @@ def test_evaluations_do_not_touch_training(tmp_path):
 def test_the_bootstrap_answer_is_not_remembered(tmp_path):
     """The next rollout acts on the same observation again, from the same memory."""
     engine = engine_for(configuration(tmp_path))
-    engine.collect(16)
-    engine.buffer.sample(shuffle=False)
-    memory = engine.policy_group.eval_list[0].episode_memory()
-    engine.collect(16)
-    data = engine.buffer.sample(shuffle=False)[0]
-    first = data["memory"].reshape(2, 16, -1)[:, 0]
-    env_ret = next(iter(memory.values()))
-    assert (first.abs().sum(-1) > 0).any()
-    for row in range(2):
-        expected = env_ret["vector"][row]
-        assert torch.equal(first[row], expected) or not first[row].any()
+    network = engine.policy_group.eval_list[0].actor_critic
+    inside, after = torch.zeros(2, dtype=torch.bool), torch.zeros(2, network.memory_size)
+    goes_on = 0
+    for _ in range(3):
+        engine.collect(16)
+        data = engine.buffer.sample(shuffle=False)[0].reshape(2, 16)
+        assert torch.allclose(data["memory"][:, 0][inside], after[inside], atol=1e-6)
+        inside = ~(data["terminated"] | data["truncated"])[:, -1]
+        after = network.step(data["observation"][:, -1], data["memory"][:, -1]).memory
+        goes_on += int(inside.sum())
+    assert goes_on >= 3
+    engine.close()
+
+
+def test_every_evaluation_starts_with_empty_memories(tmp_path):
+    engine = engine_for(configuration(tmp_path))
+    policy, starts = engine.policy_group.eval_list[0], []
+    original = policy.rollout_step
+
+    def spy(env_ret, **kwargs):
+        response = original(env_ret, **kwargs)
+        starts.append(response.memory)
+        return response
+
+    policy.rollout_step = spy
+    for _ in range(2):
+        starts.clear()
+        engine.evaluate()
+        assert not starts[0].any()
+        assert starts[1].any()
     engine.close()
 
 
