@@ -157,6 +157,21 @@ def test_what_changed_since_the_checkpoint_is_said_line_by_line(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("anneal", [False, True])
+def test_what_changed_since_the_checkpoint_takes_effect(tmp_path, anneal):
+    """The line in the log is no promise that the restored optimizer breaks."""
+    first = run(tmp_path, max_epochs=1, anneal_lr=anneal)
+    last = first.run_context.checkpoint_dir / "epoch_last"
+    resumed = engine_of(tmp_path, max_epochs=4, lr=1e-3, anneal_lr=anneal, resume_from=last)
+    assert learning_rate(resumed) == pytest.approx(1e-3)
+    resumed.run()
+    assert learning_rate(resumed) == pytest.approx(1e-3 * 0.25 if anneal else 1e-3)
+
+
+def learning_rate(engine):
+    return engine.policy_group.train_list[0].optimizer.param_groups[0]["lr"]
+
+
 # ---- what the optimizer holds --------------------------------------------------------------------
 
 

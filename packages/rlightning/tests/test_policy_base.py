@@ -410,6 +410,39 @@ def test_optimizers_schedulers_generators_and_own_state_are_restored():
     )
 
 
+class WarmsUp(Linear):
+    """Its rate rises over ten epochs to what the configuration says."""
+
+    lr, betas = 0.1, (0.9, 0.99)
+
+    def setup_optimizer(self, optim_cfg):
+        self.optimizer = torch.optim.AdamW(self.parameters(), lr=self.lr, betas=self.betas)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda epoch: min(1.0, (epoch + 1) / 10)
+        )
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_settings_of_an_optimizer_that_were_changed_win_over_the_restored_ones(changed):
+    class Now(WarmsUp):
+        lr, betas = (0.5, (0.8, 0.99)) if changed else (WarmsUp.lr, WarmsUp.betas)
+
+    one, two = build(WarmsUp, "train"), build(Now, "train")
+    for _ in range(4):
+        one.optimizer.step()
+        one.schedule.step()
+    two.import_training_state(one.export_training_state())
+    (group,) = two.optimizer.param_groups
+    assert group["lr"] == pytest.approx(Now.lr * 0.5), "five of ten steps into the warm-up"
+    assert tuple(group["betas"]) == Now.betas
+    two.optimizer.step()
+    two.schedule.step()
+    assert group["lr"] == pytest.approx(Now.lr * 0.6)
+    three = build(Now, "train")
+    three.import_training_state(two.export_training_state())
+    assert three.optimizer.param_groups[0]["lr"] == group["lr"], "nothing has changed since"
+
+
 def test_training_state_of_other_helpers_is_refused():
     state = build(Linear, "train").export_training_state()
     with pytest.raises(CheckpointError, match=r"training state of \['optimizer'\]; this"):

@@ -25,9 +25,11 @@ from rlightning.policy.over_ranks import check_same_weights, least_over_ranks
 from rlightning.policy.starting_weights import start_from
 from rlightning.policy.state import (
     EXTRA_STATE,
+    Settings,
     find_modules,
     find_stateful,
     load_extra_state,
+    optimizer_settings,
     read_extra_state,
     read_training_state,
     unwrap,
@@ -106,6 +108,7 @@ class BasePolicy(nn.Module, ABC):
         self._some_rank_is_idle = False
         self._updates = 0
         self._guard: FiniteGuard | None = None
+        self._optimizer_settings: Settings = {}
         self._weights_lock = threading.Lock()
 
     # ---- what subclasses implement -------------------------------------------------------------
@@ -200,6 +203,7 @@ class BasePolicy(nn.Module, ABC):
             start_from(self, path)
         self._wrap_for_data_parallelism(train_config.parallel)
         self.setup_optimizer(self.config.optim_cfg)
+        self._optimizer_settings = optimizer_settings(self)
         if train_config.check_finite:
             self._guard = FiniteGuard(self)
         self.is_init = True
@@ -422,12 +426,18 @@ class BasePolicy(nn.Module, ABC):
 
     def export_training_state(self) -> dict[str, Any]:
         """Return optimizers, schedulers, scalers and generators, and `training_state`."""
-        return write_training_state(find_stateful(self), self.training_state())
+        return write_training_state(
+            find_stateful(self), self.training_state(), self._optimizer_settings
+        )
 
     def import_training_state(self, state: dict[str, Any]) -> None:
         """Restore what `export_training_state` returned.
 
+        A learning rate or another setting of an optimizer that the configuration has changed since
+        then stays changed.
+
         Raises:
             CheckpointError: something that the policy has is missing from `state`.
         """
-        self.load_training_state(read_training_state(find_stateful(self), state))
+        settings = self._optimizer_settings
+        self.load_training_state(read_training_state(find_stateful(self), state, settings))

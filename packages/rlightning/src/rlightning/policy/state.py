@@ -5,7 +5,7 @@ Pure functions over a module's attributes; `BasePolicy` calls them and nothing e
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
@@ -15,10 +15,12 @@ from rlightning.errors import CheckpointError, ContractError
 
 __all__ = [
     "EXTRA_STATE",
+    "Settings",
     "find_modules",
     "find_optimizers",
     "find_stateful",
     "load_extra_state",
+    "optimizer_settings",
     "read_extra_state",
     "read_training_state",
     "unwrap",
@@ -29,7 +31,11 @@ EXTRA_STATE = "_extra_state"
 """The reserved key of a checkpoint for what stands outside `model_list`."""
 
 _OWN_STATE = "policy"
+_SETTINGS = "settings"
 _GENERATOR = "generator_state"
+
+Settings: TypeAlias = dict[str, list[dict[str, Any]]]
+"""What optimizers were made with, by name: one dictionary per group of parameters."""
 
 
 class _ListsModels(Protocol):
@@ -125,19 +131,73 @@ def find_stateful(policy: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in _attributes(policy).items() if isinstance(value, kinds)}
 
 
-def write_training_state(stateful: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the states of `stateful` and the policy's own state as one dictionary."""
+def optimizer_settings(policy: nn.Module) -> Settings:
+    """Return the settings that optimizers have now, by name and group, where they are plain."""
+    plain = (int, float, str, list, tuple, type(None))
+    return {
+        name: [
+            {
+                # A schedule that warms up has lowered the rate already.
+                key: group.get("initial_lr", value) if key == "lr" else value
+                for key, value in group.items()
+                if key not in ("params", "initial_lr") and isinstance(value, plain)
+            }
+            for group in optimizer.param_groups
+        ]
+        for name, optimizer in find_optimizers(policy).items()
+    }
+
+
+def _apply_changed_settings(stateful: dict[str, Any], saved: Settings, now: Settings) -> None:
+    """Let restored optimizers have what the configuration has changed since they were saved.
+
+    A learning rate that a schedule has moved keeps its place in it: it is scaled.
+    """
+    for name, groups in now.items():
+        optimizer, before = stateful[name], saved.get(name, [])
+        for index, (then, new) in enumerate(zip(before, groups, strict=False)):
+            changed = {key: value for key, value in new.items() if _differ(then.get(key), value)}
+            group = optimizer.param_groups[index]
+            if "lr" in changed:
+                rate = changed.pop("lr")
+                group["lr"] = group["lr"] * rate / then["lr"] if then.get("lr") else rate
+                if "initial_lr" in group:
+                    group["initial_lr"] = rate
+                for item in stateful.values():
+                    if getattr(item, "optimizer", None) is optimizer and hasattr(item, "base_lrs"):
+                        item.base_lrs[index] = rate
+            group |= changed
+
+
+def _differ(then: Any, now: Any) -> bool:
+    if isinstance(then, (list, tuple)) and isinstance(now, (list, tuple)):
+        return list(then) != list(now)  # betas: what was saved may come back as a list
+    return bool(then != now)
+
+
+def write_training_state(
+    stateful: dict[str, Any], own: dict[str, Any], settings: Settings
+) -> dict[str, Any]:
+    """Return the states of `stateful`, the policy's own state and `settings` as one dictionary."""
     states: dict[str, Any] = {}
     for name, item in stateful.items():
         if isinstance(item, torch.Generator):
             states[name] = {_GENERATOR: item.get_state()}
         else:
             states[name] = item.state_dict()
-    return {"stateful": states, _OWN_STATE: own}
+    return {"stateful": states, _OWN_STATE: own, _SETTINGS: settings}
 
 
-def read_training_state(stateful: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def read_training_state(
+    stateful: dict[str, Any], state: dict[str, Any], settings: Settings
+) -> dict[str, Any]:
     """Load the states into `stateful` and return the policy's own part.
+
+    Args:
+        stateful: what `find_stateful` returned.
+        state: what `write_training_state` returned, from a policy of the same class.
+        settings: those that the optimizers were made with. What differs from the saved ones, the
+            configuration has changed: it wins.
 
     Raises:
         CheckpointError: the names are not the same; nothing has been loaded then.
@@ -153,5 +213,6 @@ def read_training_state(stateful: dict[str, Any], state: dict[str, Any]) -> dict
             item.set_state(saved[name][_GENERATOR].cpu())
         else:
             item.load_state_dict(saved[name])
+    _apply_changed_settings(stateful, state.get(_SETTINGS, {}), settings)
     own: dict[str, Any] = state[_OWN_STATE]
     return own
