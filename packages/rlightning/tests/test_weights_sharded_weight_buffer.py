@@ -1,6 +1,9 @@
 """Weights in parts: dealt evenly, visible only together, and never two versions apart."""
 
+import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -77,3 +80,68 @@ def test_more_parts_than_tensors_are_fine():
 def test_at_least_one_part_is_asked_for():
     with pytest.raises(ValueError, match="found 0 shards; expected at least 1"):
         ShardedWeightBuffer(0)
+
+
+RANKS = """
+import os, random, sys, time
+import torch
+import torch.distributed as dist
+from rlightning.policy.over_ranks import check_same_weights, least_over_ranks
+from rlightning.runtime import process_group
+from rlightning.weights import ShardedWeightBuffer
+
+WORLD, SYNCS = 8, 100
+torch.set_num_threads(1)
+address, buffer = process_group.free_address(), ShardedWeightBuffer(WORLD, timeout_s=90)
+
+def rank_main(rank):
+    generator = random.Random(rank)
+    group = process_group.init(rank, WORLD, address, timeout_s=90)
+    own = ShardedWeightBuffer.attach(buffer.names, timeout_s=90)
+    learner = torch.nn.Linear(20, 20)
+    for version in range(SYNCS):
+        time.sleep(generator.random() * 0.004)
+        assert least_over_ranks(rank + version, group) == version
+        with torch.no_grad():
+            learner.weight.fill_(version)
+            learner.bias.fill_(version)
+        own.publish_shard(version, rank, dict(learner.state_dict()))
+        time.sleep(generator.random() * 0.004)
+        assert own.wait_for(version, 90)
+        with own.read() as (seen, weights):
+            values = {float(t.min()) for t in weights.values()}
+            values |= {float(t.max()) for t in weights.values()}
+            assert seen in (version, version + 1) and values == {float(seen)}, (seen, values)
+        check_same_weights(learner, group)
+    process_group.destroy()
+
+children = []
+for rank in range(WORLD):
+    child = os.fork()
+    if child == 0:
+        try:
+            rank_main(rank)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+buffer.close()
+assert codes == [0] * WORLD, codes
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_eight_learners_that_publish_and_agree_at_random_moments_all_go_on():
+    done = subprocess.run(
+        [sys.executable, "-c", RANKS],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
