@@ -53,13 +53,10 @@ class EpisodeMemory:
         Returns:
             Vectors ``[rows, size]`` on the rows' device, and step numbers, int64 ``[rows]``.
         """
+        device = env_ret.last_terminated.device
         entries = [self._entry(*worker) for worker in rows_by_worker(env_ret)]
-        if len(entries) == 1:
-            vector, step = entries[0]
-        else:
-            vector = torch.cat([entry[0] for entry in entries])
-            step = torch.cat([entry[1] for entry in entries])
-        return vector.to(env_ret.last_terminated.device), step
+        vectors, steps = [vector.to(device) for vector, _ in entries], [step for _, step in entries]
+        return _joined(vectors), _joined(steps)
 
     def _entry(self, env_id: str, rows: int) -> tuple[Tensor, Tensor]:
         entry = self._entries.get(env_id)
@@ -88,3 +85,7 @@ class EpisodeMemory:
         self._entries = {
             env_id: (entry["vector"], entry["step"]) for env_id, entry in state.items()
         }
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
