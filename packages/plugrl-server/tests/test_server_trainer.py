@@ -524,10 +524,10 @@ def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
     assert not guard.allows()
     quick(guard, 1)
     assert guard.allows()
-    guard.note_infer(0.006)
+    guard.note_infer(0.025)
     assert guard.allows(), "an interruption now and then is the machine's affair"
-    guard.note_infer(0.006)
-    guard.note_infer(0.006)
+    guard.note_infer(0.025)
+    guard.note_infer(0.025)
     assert not guard.allows()
     quick(guard, 200)
     assert guard.allows()
@@ -535,22 +535,14 @@ def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
     assert not guard.allows(), "the median is over the limit"
 
 
-def test_an_interruption_is_told_from_work_by_its_processor_time():
+def test_short_interruptions_are_no_reason_to_hand_work_over():
     """A busy machine takes the processor away from any thread: another one would not help."""
-    guard = InlineGuard(0.001, cpu_clock=lambda: 7.0002)
+    guard = InlineGuard(0.001)
     quick(guard)
     for _ in range(50):
-        guard.note_infer(0.012, 7.0)
+        guard.note_infer(0.012)
         quick(guard, 2)
     assert guard.allows()
-    for _ in range(5):
-        guard.note_infer(0.025, 7.0)
-    assert not guard.allows(), "whoever waits so long for something else holds up the loop"
-    guard = InlineGuard(0.001, cpu_clock=lambda: 7.012)
-    quick(guard)
-    for _ in range(5):
-        guard.note_infer(0.012, 7.0)
-    assert not guard.allows()
 
 
 @pytest.mark.parametrize("work", ["note_infer", "note_feedback"])

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["InlineGuard"]
 
 _TRUSTED_AFTER = 20
 _WINDOW = 21
 _SMOOTHING = 0.02
-_SLOW = 5.0
-_HELD_UP = 20.0
+_SLOW = 20.0
 _SLOW_SHARE = 0.05
 _FAR_TOO_SLOW = 50.0
 
@@ -28,24 +22,20 @@ class InlineGuard:
 
     * at once, for 20 calls at least, when one call takes fifty times the limit: the loop is held up
       by one such call at most;
-    * while the median is above the limit, or one call in twenty computes for five times the limit
-      or takes twenty times the limit.
+    * while the median is above the limit, or one call in twenty takes twenty times the limit.
 
-    A median and shares, because on a busy machine any call may be interrupted for a while: that
-    costs time, but no processor time, and would hold up a thread of its own just as well.
+    A median and a share, because on a busy machine any call may be interrupted for a while, which
+    would hold up a thread of its own just as well.
 
     Args:
         limit_s: in seconds; 0 never allows it.
-        cpu_clock: processor seconds of the calling thread.
 
     Attributes:
         infer_s: the recent mean duration of an inference.
     """
 
-    def __init__(
-        self, limit_s: float, *, cpu_clock: Callable[[], float] = time.thread_time
-    ) -> None:
-        self._limit_s, self._cpu_clock = limit_s, cpu_clock
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
         self.infer_s = 0.0
         self._calls = 0
         self._slow_share = 0.0
@@ -56,29 +46,20 @@ class InlineGuard:
         """Whether the next piece of work may run on the event loop."""
         return self._allowed
 
-    def note_infer(self, duration_s: float, started_cpu_s: float | None = None) -> None:
-        """Tell how long an inference took.
-
-        Args:
-            duration_s: from its beginning to its end.
-            started_cpu_s: the processor clock of this thread at its beginning; None: it computed
-                all the time.
-        """
+    def note_infer(self, duration_s: float) -> None:
+        """Tell how long an inference took."""
         self.infer_s += 0.1 * (duration_s - self.infer_s)
         self._recent.append(duration_s)
         self._calls += 1
-        self._judge(duration_s, started_cpu_s)
+        self._judge(duration_s)
 
-    def note_feedback(self, duration_s: float, started_cpu_s: float | None = None) -> None:
-        """Tell how long it took to store frames; arguments as for an inference."""
-        self._judge(duration_s, started_cpu_s)
+    def note_feedback(self, duration_s: float) -> None:
+        """Tell how long it took to store frames."""
+        self._judge(duration_s)
 
-    def _judge(self, duration_s: float, started_cpu_s: float | None) -> None:
+    def _judge(self, duration_s: float) -> None:
         limit_s = self._limit_s
         is_slow = duration_s > _SLOW * limit_s
-        if is_slow and started_cpu_s is not None and duration_s <= _HELD_UP * limit_s:
-            # The clock is a system call: it is asked for only where it decides.
-            is_slow = self._cpu_clock() - started_cpu_s > _SLOW * limit_s
         self._slow_share += _SMOOTHING * (is_slow - self._slow_share)
         if duration_s > _FAR_TOO_SLOW * limit_s:
             self._calls = 0

@@ -365,7 +365,7 @@ class Trainer:
 
     def _run(self, batch: tuple[Request, ...], *, inline: bool) -> None:
         """Infer once, and answer; whoever makes it fail is found by asking one by one."""
-        started_s, started_cpu_s = self._clock(), time.thread_time()
+        started_s = self._clock()
         asks: list[_Ask] = [request.payload for request in batch]
         layout: Any = batch[0].layout
         if self.algorithm.follows_chains:
@@ -374,12 +374,12 @@ class Trainer:
         try:
             results = self._inference.run([ask.infer for ask in asks], layout)
         except Exception as error:  # noqa: BLE001  # the border to users' policies
-            self._guard.note_infer(self._clock() - started_s, started_cpu_s)
+            self._guard.note_infer(self._clock() - started_s)
             self._blame(batch, error)
             return
         now_s, metrics = self._clock(), self.metrics
         elapsed_s = now_s - started_s
-        self._guard.note_infer(elapsed_s, started_cpu_s)
+        self._guard.note_infer(elapsed_s)
         metrics.infer_s.add(elapsed_s)
         metrics.batch_rows.add(sum([request.rows for request in batch]))
         answers = []
@@ -421,13 +421,13 @@ class Trainer:
         """Give the algorithm what it may learn from."""
         if len(self._frames) == 0:
             return
-        started_s, started_cpu_s = self._clock(), time.thread_time()
+        started_s = self._clock()
         is_busy = self._learning_since_s is not None
         logged = self._frames.store(self.version, learner_is_busy=is_busy)
         self._control_due = self._is_control_due()
         elapsed_s = self._clock() - started_s
         self.metrics.feedback_s.add(elapsed_s)
-        self._guard.note_feedback(elapsed_s, started_cpu_s)
+        self._guard.note_feedback(elapsed_s)
         if logged:
             self._log_metrics(logged, now=False)
 
