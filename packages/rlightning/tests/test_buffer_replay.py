@@ -563,6 +563,21 @@ def test_prioritised_sequences_and_n_steps_carry_their_index():
 # ---- limits --------------------------------------------------------------------------------------
 
 
+def test_a_stated_warm_up_counts_and_a_batch_may_be_larger():
+    """Drawn with replacement, 32 rows of 5 transitions are a batch; unset, 32 are waited for."""
+    for options, enough in (({"min_size": 5}, True), ({}, False)):
+        buffer = make(**options)
+        Walk(buffer).run(5)
+        assert buffer.can_sample(32) is enough
+        if enough:
+            assert len(buffer.sample(32)[0]) == 32
+    buffer = make(min_size=5, sampler={"type": "batch"})
+    Walk(buffer).run(5)
+    assert not buffer.can_sample(32)
+    with pytest.raises(ValueError, match="a batch of 32 was asked for"):
+        buffer.sample(32)
+
+
 def test_the_learner_is_told_when_to_sample():
     buffer = make(min_size=10, samples_per_insert=2.0, error_buffer=8.0)
     walk = Walk(buffer).run(9)

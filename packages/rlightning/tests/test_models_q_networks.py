@@ -9,9 +9,9 @@ from rlightning.errors import ConfigError
 from rlightning.models.q_networks import (
     LOG_STD_BOUNDS,
     ActionValues,
+    CriticConfig,
     DeterministicActor,
     QEnsemble,
-    QNetworkConfig,
     SquashedGaussianActor,
     UnitActions,
     frozen_copy,
@@ -19,7 +19,7 @@ from rlightning.models.q_networks import (
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,))
 IMAGE = spaces.Box(0, 255, (36, 38, 3), np.uint8)
-SMALL = QNetworkConfig(hidden_sizes=[8], image_size=(36, 36), image_features=4)
+SMALL = CriticConfig(hidden_sizes=[8], image_size=(36, 36), image_features=4)
 
 
 def test_unit_actions_map_asymmetric_bounds_onto_minus_one_and_one():
@@ -63,7 +63,8 @@ def test_every_network_takes_every_kind_of_observation(space):
     else:
         observation = torch.as_tensor(np.stack(samples))
     action = torch.zeros(5, 2)
-    assert QEnsemble(space, 2, SMALL, n_critics=3)(observation, action).shape == (3, 5)
+    three = CriticConfig(**SMALL.to_dict() | {"n_critics": 3})
+    assert QEnsemble(space, 2, three)(observation, action).shape == (3, 5)
     mean, log_std = SquashedGaussianActor(space, 2, SMALL)(observation)
     assert mean.shape == log_std.shape == (5, 2)
     assert DeterministicActor(space, 2, SMALL)(observation).shape == (5, 2)
@@ -80,7 +81,7 @@ def test_critics_start_apart_and_see_the_action():
 
 
 def test_the_spread_stays_within_its_bounds_with_a_living_gradient():
-    actor = SquashedGaussianActor(VECTOR, 1, QNetworkConfig(hidden_sizes=[]))
+    actor = SquashedGaussianActor(VECTOR, 1, CriticConfig(hidden_sizes=[]))
     with torch.no_grad():
         actor.body[-1].bias.copy_(torch.tensor([0.0, 3.0]))
     _, log_std = actor(torch.zeros(1, 3))

@@ -17,7 +17,8 @@ class RateLimiter:
     catching up.
 
     Args:
-        min_size: rows a buffer must hold before anything is sampled; a larger batch wants more.
+        min_size: rows a buffer must hold before anything is sampled.
+        batch_counts: whether a larger batch wants as many rows as it has.
         samples_per_insert: rows sampled per row inserted; None does not limit.
         error_buffer: how many sampled rows the ratio may be off, either way; by default a tenth of
             what `min_size` inserts are worth, and enough for the batches and inserts asked for.
@@ -30,6 +31,7 @@ class RateLimiter:
         self,
         *,
         min_size: int = 1,
+        batch_counts: bool = True,
         samples_per_insert: float | None = None,
         error_buffer: float | None = None,
     ) -> None:
@@ -40,6 +42,7 @@ class RateLimiter:
         if error_buffer is not None and error_buffer <= 0:
             raise ConfigError(f"error_buffer is {error_buffer}; expected more than 0")
         self.min_size = min_size
+        self._batch_counts = batch_counts
         self.samples_per_insert = samples_per_insert
         self.inserts = 0
         """Rows inserted so far."""
@@ -90,7 +93,7 @@ class RateLimiter:
 
     def _start(self) -> int:
         """Return how many rows there must be before anything is sampled."""
-        return max(self.min_size, self._sample_rows)
+        return max(self.min_size, self._sample_rows if self._batch_counts else 0)
 
     def _ahead(self, inserts: int, samples: int) -> float:
         return (inserts - self._start()) * (self.samples_per_insert or 0.0) - samples

@@ -76,8 +76,9 @@ class ReplayBuffer(DataBuffer):
         """Beta: how far the weights undo the bias of prioritised sampling; 1 does so fully."""
         priority_epsilon: float = Field(default=1e-6, gt=0)
         """Added to every priority, so that no transition is never sampled."""
-        min_size: int = Field(default=1, ge=1)
-        """Transitions that `can_sample` wants before the first batch."""
+        min_size: int | None = Field(default=None, ge=1)
+        """Transitions that there must be before the first batch; unset: as many as a batch has. A
+        sampler that draws without replacement wants those anyway."""
         samples_per_insert: float | None = None
         """Sampled rows per inserted row that `can_sample` and `can_insert` hold to."""
         error_buffer: float | None = None
@@ -89,7 +90,8 @@ class ReplayBuffer(DataBuffer):
         super().__init__(config, *stages, **more)
         options = self.options
         self.limiter = RateLimiter(
-            min_size=options.min_size,
+            min_size=options.min_size or 1,
+            batch_counts=not self._repeats,
             samples_per_insert=options.samples_per_insert,
             error_buffer=options.error_buffer,
         )
@@ -127,13 +129,18 @@ class ReplayBuffer(DataBuffer):
                 "buffer.prioritized draws by priority; it does not go with buffer.sampler.type: "
                 f"{sampler.type}. Leave the sampler out"
             )
-        if options.min_size > self.config.capacity:
+        if (options.min_size or 0) > self.config.capacity:
             raise ConfigError(
                 f"buffer.min_size is {options.min_size}: a buffer of capacity "
                 f"{self.config.capacity} never holds that many transitions"
             )
         if options.memmap_dir is not None and self.config.storage.device != "cpu":
             raise ConfigError("buffer.memmap_dir needs buffer.storage.device: cpu")
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a batch may hold more rows than there are transitions."""
+        return self.options.min_size is not None and self.sampler.replacement
 
     # ---- collecting ----------------------------------------------------------------------------
 
@@ -288,7 +295,8 @@ class ReplayBuffer(DataBuffer):
                 self.limiter.samples += sum(len(batch) for batch in batches)
                 return batches
             self._refuse_if_empty()
-            self._refuse_if_too_few(batch_size)
+            wanted = self.options.min_size if self._repeats else batch_size
+            self._refuse_if_too_few(wanted)
             slots = self._draw(batch_size, shuffle=shuffle)
             self.limiter.samples += len(slots)
             return [self._make_batch(part) for part in self._divide(slots, drop_last)]

@@ -63,6 +63,7 @@ class MLP(nn.Sequential):
         out_features: width of a final layer without activation; none is added if None.
         activation_name: a key of ``ACTIVATIONS``.
         out_gain: orthogonal gain of the final layer.
+        layer_norm: normalise each hidden layer before its activation.
 
     Attributes:
         out_features: size of the output's last axis.
@@ -76,11 +77,13 @@ class MLP(nn.Sequential):
         *,
         activation_name: str = "tanh",
         out_gain: float = 1.0,
+        layer_norm: bool = False,
     ) -> None:
         layers: list[nn.Module] = []
         width = in_features
         for size in hidden_sizes:
-            layers += [linear(width, size), activation(activation_name)]
+            normalized = [nn.LayerNorm(size)] if layer_norm else []
+            layers += [linear(width, size), *normalized, activation(activation_name)]
             width = size
         if out_features is not None:
             layers.append(linear(width, out_features, gain=out_gain))

@@ -23,6 +23,7 @@ from rlightning.ops.q_learning import dueling_values
 
 __all__ = [
     "ActionValues",
+    "CriticConfig",
     "DeterministicActor",
     "QEnsemble",
     "QNetworkConfig",
@@ -51,7 +52,14 @@ class QNetworkConfig(ImageConfig):
         """Return what turns observations into features."""
         return make_encoder(observation_space, self.image_options())
 
-    def make_mlp(self, in_features: int, out_features: int, *, out_gain: float = 1.0) -> MLP:
+    def make_mlp(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        out_gain: float = 1.0,
+        layer_norm: bool = False,
+    ) -> MLP:
         """Return the hidden layers and one more that answers."""
         return MLP(
             in_features,
@@ -59,7 +67,17 @@ class QNetworkConfig(ImageConfig):
             out_features,
             activation_name=self.activation,
             out_gain=out_gain,
+            layer_norm=layer_norm,
         )
+
+
+class CriticConfig(QNetworkConfig):
+    """The keys of ``model_cfg`` where critics judge actions of a Box."""
+
+    n_critics: int = Field(default=2, ge=1)
+    """Critics of the ensemble."""
+    layer_norm: bool = False
+    """Normalise the critics' hidden layers (Ba et al. 2016, arXiv:1607.06450)."""
 
 
 class UnitActions(nn.Module):
@@ -117,22 +135,21 @@ class QEnsemble(nn.Module):
     Args:
         observation_space: of one environment.
         n_actions: numbers in an action.
-        config: the shape of the networks.
-        n_critics: E.
+        config: the number and shape of the networks.
     """
 
     def __init__(
         self,
         observation_space: spaces.Space[Any],
         n_actions: int,
-        config: QNetworkConfig,
-        *,
-        n_critics: int = 2,
+        config: CriticConfig,
     ) -> None:
         super().__init__()
         self.encoder = config.make_encoder(observation_space)
         width = self.encoder.out_features + n_actions
-        self.critics = nn.ModuleList(config.make_mlp(width, 1) for _ in range(n_critics))
+        self.critics = nn.ModuleList(
+            config.make_mlp(width, 1, layer_norm=config.layer_norm) for _ in range(config.n_critics)
+        )
 
     def forward(self, observation: Any, unit: Tensor) -> Tensor:
         """Map B observations and actions [B, A] to values, [E, B]."""

@@ -136,8 +136,9 @@ class OffPolicy(BasePolicy):
 
     @property
     def acts_randomly(self) -> bool:
-        """Whether nothing has been learned yet, so that actions are uniform."""
-        return not self.deterministic and int(self.n_updates) == 0
+        """Whether nothing has been learned yet, here or before, so that actions are uniform."""
+        new = self.config.get("init_from") is None and int(self.n_updates) == 0
+        return new and not self.deterministic
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from pydantic import Field
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from rlightning.config import StrictConfig
 from rlightning.models.q_networks import (
     LOG_STD_BOUNDS,
+    CriticConfig,
     QEnsemble,
-    QNetworkConfig,
     SquashedGaussianActor,
     UnitActions,
     frozen_copy,
@@ -85,6 +85,10 @@ class SACPolicy(OffPolicy):
     """
 
     hyper: SACTrainConfig
+    model_config: ClassVar[type[CriticConfig]] = CriticConfig
+    """What ``policy.model_cfg`` may hold."""
+    train_config: ClassVar[type[SACTrainConfig]] = SACTrainConfig
+    """What it reads of the ``train`` section."""
 
     class TrainExtras(BasePolicy.TrainExtras, SACTrainConfig):
         """Keys of the ``train`` section that SAC reads: those of `SACTrainConfig`."""
@@ -94,8 +98,8 @@ class SACPolicy(OffPolicy):
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critics, their slow copies and the temperature."""
         model_cfg = self.config.model_cfg
-        network = QNetworkConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
-        self.hyper = SACTrainConfig.read(self.config.train_config)
+        network = self.model_config.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        self.hyper = self.train_config.read(self.config.train_config)
         self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
         space, size = env_meta.observation_space, self.unit_actions.size
@@ -214,13 +218,21 @@ class SACPolicy(OffPolicy):
         """Compute the soft value targets, [B]."""
         action, log_prob = self._sample(batch.next_observation)
         values = self.target_critic(batch.next_observation, action)
-        soft_value = sac.soft_value(values, log_prob, self.temperature)
-        return td_target(batch.reward, batch.discount, soft_value)
+        return td_target(batch.reward, batch.discount, self._next_value(values, log_prob))
+
+    def _next_value(self, values: Tensor, log_prob: Tensor) -> Tensor:
+        """Return the soft value [B] of what followed, from the slow critics' [E, B]."""
+        return sac.soft_value(values, log_prob, self.temperature)
+
+    def _judgement(self, values: Tensor) -> Tensor:
+        """Return the values of which the actor follows the lowest, from the critics' [E, B]."""
+        return values
 
     def _update_actor(self, observation: Any) -> dict[str, Tensor]:
         action, log_prob = self._sample(observation)
         critic = cast("QEnsemble", unwrap(self.critic))  # its own gradients are not wanted here
-        actor_loss = sac.actor_loss(critic(observation, action), log_prob, self.temperature)
+        values = self._judgement(critic(observation, action))
+        actor_loss = sac.actor_loss(values, log_prob, self.temperature)
         self.minimize("actor", actor_loss, self.actor.parameters())
         entropy = -log_prob.detach().mean()
         if self.hyper.learn_temperature:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlightning.config import StrictConfig
 from rlightning.models.q_networks import (
+    CriticConfig,
     DeterministicActor,
     QEnsemble,
-    QNetworkConfig,
     UnitActions,
     frozen_copy,
 )
@@ -73,7 +73,7 @@ class TD3Policy(OffPolicy):
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critics and the slow copies of both."""
         model_cfg = self.config.model_cfg
-        network = QNetworkConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        network = CriticConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         self.hyper = TD3TrainConfig.read(self.config.train_config)
         self.unit_actions = UnitActions(env_meta.action_space)
         space, size = env_meta.observation_space, self.unit_actions.size

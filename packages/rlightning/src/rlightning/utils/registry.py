@@ -152,6 +152,8 @@ def load_modules_from_config(config: Any) -> None:
 BUFFERS = Registry(
     "buffer",
     {
+        "DatasetBuffer": "rlightning.buffer.dataset_buffer:DatasetBuffer",
+        "PriorReplayBuffer": "rlightning.buffer.prior_replay_buffer:PriorReplayBuffer",
         "ReplayBuffer": "rlightning.buffer.replay_buffer:ReplayBuffer",
         "RolloutBuffer": "rlightning.buffer.rollout_buffer:RolloutBuffer",
     },
@@ -171,10 +173,11 @@ POLICIES = Registry(
         "DQNPolicy": "rlightning.policy.dqn_policy:DQNPolicy",
         "PPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
         "RecurrentPPOPolicy": "rlightning.policy.recurrent_ppo_policy:RecurrentPPOPolicy",
+        "RLPDPolicy": "rlightning.policy.rlpd_policy:RLPDPolicy",
         "SACPolicy": "rlightning.policy.sac_policy:SACPolicy",
         "SimplePPOPolicy": "rlightning.policy.ppo_policy:PPOPolicy",
+        "SimpleSupervisedPolicy": "rlightning.policy.supervised_policy:SimpleSupervisedPolicy",
         "TD3Policy": "rlightning.policy.td3_policy:TD3Policy",
-        "VTracePPOPolicy": "rlightning.policy.vtrace_ppo_policy:VTracePPOPolicy",
         "VTracePPOPolicy": "rlightning.policy.vtrace_ppo_policy:VTracePPOPolicy",
     },
 )
@@ -194,6 +197,7 @@ ENGINE = Registry(
         "async_rsl": "rlightning.engine.async_rsl_rl:AsyncRSLRLEngine",
         "eval": "rlightning.engine.evaluation_engine:EvaluationEngine",
         "rsl": "rlightning.engine.rsl_rl:RSLRLEngine",
+        "supervised": "rlightning.engine.supervised:SupervisedEngine",
         "syncrl": "rlightning.engine.sync_rl:SyncRLEngine",
     },
 )
