@@ -416,3 +416,11 @@ lent.__enter__()
     assert (process.returncode, err) == (0, "")
     for name in out.split():
         assert list(SHM.glob(f"{name}-*")) == []
+
+
+def test_an_address_is_opened_on_the_machine_of_the_weights_and_nowhere_else(buffer):
+    buffer.publish(0, weights(0))
+    address = pickle.loads(pickle.dumps(buffer.address))
+    assert value_of(address.open().get()[1]) == 0
+    buffer.close()
+    assert address.open() is None
