@@ -164,6 +164,10 @@ def render() -> str:
         "an entry of an `env` list as `env.0.num_envs=4`.",
         "",
         "The command line wins over the file, and the file over the default. That stays so with",
+        "`--resume`: the checkpoint gives weights, optimizers, counters and generators, and, where",
+        "none is set, the seed; all other settings are those of now, and `run.log` lists what differs.",
+        "",
+        "The command line wins over the file, and the file over the default. That stays so with",
         "`--resume`: the checkpoint gives weights, optimizers, counters, generators and, where none",
         "is set, its seed; every other setting is that of now, and `run.log` lists what differs.",
     ]
