@@ -26,6 +26,22 @@ def load(monkeypatch):
     return load_one
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_shipped_configuration_learns_as_its_recorded_run_did(load, seed):
+    """The mean return over the last tenth of the steps is within a tenth of the recorded one."""
+    load("common")
+    learn_ppo = load("learn_ppo")
+    recorded = json.loads((learn_ppo.RESULTS / "cartpole_0.json").read_text())
+    result = learn_ppo.train("cartpole", seed, [])
+    assert late_return(result) == pytest.approx(late_return(recorded), rel=0.1)
+
+
+def late_return(result):
+    late = [value for step, value in result["curve"] if step > 0.9 * result["env_steps"]]
+    return sum(late) / len(late)
+
+
 def test_one_seed_has_a_mean_and_no_interval(load):
     common = load("common")
     assert common.over_seeds([3.04]) == {"mean": 3.0}

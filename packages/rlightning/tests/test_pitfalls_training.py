@@ -17,6 +17,7 @@ from rlightning.build import (
 from rlightning.config import BufferConfig, EnvConfig, MainConfig
 from rlightning.env import EnvGroup
 from rlightning.errors import RLightningError
+from rlightning.policy.state import find_optimizers
 from rlightning.runtime import open_run
 from rlightning.types import BatchedData, EnvRet, PolicyResponse
 from rlightning.utils.logger import close_logger
@@ -32,7 +33,19 @@ def _logs_end_with_each_test():
     close_logger()
 
 
-def engine_of(folder, *, task="CartPole-v1", model=None, env=None, resume_from=None, **train):
+def engine_of(
+    folder,
+    *,
+    task="CartPole-v1",
+    policy="PPOPolicy",
+    buffer=None,
+    model=None,
+    env=None,
+    resume_from=None,
+    **train,
+):
+    own = {"minibatch_size": 16, "ppo_epochs": 2} if policy.endswith("PPOPolicy") else {}
+    optim = {"lr": train.pop("lr", 3e-3)} if "PPO" in policy else None
     config = MainConfig.from_dict(
         {
             "engine": "syncrl",
@@ -45,21 +58,20 @@ def engine_of(folder, *, task="CartPole-v1", model=None, env=None, resume_from=N
                 "num_envs": 2,
                 **(env or {}),
             },
-            "buffer": {"type": "RolloutBuffer", "capacity": 128},
+            "buffer": {"type": "RolloutBuffer", "capacity": 128, **(buffer or {})},
             "policy": {
-                "type": "PPOPolicy",
+                "type": policy,
                 "model_cfg": {"hidden_sizes": [8], **(model or {})},
-                "optim_cfg": {"lr": train.pop("lr", 3e-3)},
+                "optim_cfg": optim,
             },
             "train": {
                 "max_epochs": 4,
                 "max_rollout_steps": 16,
-                "minibatch_size": 16,
-                "ppo_epochs": 2,
                 "eval_episodes": 2,
                 "max_eval_rollout_steps": 20,
                 "save_best": False,
                 "seed": 11,
+                **own,
                 **train,
             },
             "log": {"log_dir": str(folder), "project": "p", "name": "n", "level": "ERROR"},
@@ -132,6 +144,52 @@ def test_a_stopped_and_resumed_run_ends_bit_for_bit_like_one_that_went_through(t
     assert resumed.env_steps == through.env_steps == 4 * 16 * 2
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
     assert expected["lr"].item() == pytest.approx(3e-3 * 0.25)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        ("PPOPolicy", "CartPole-v1"),
+        ("A2CPolicy", "CartPole-v1"),
+        ("RecurrentPPOPolicy", "CartPole-v1"),
+        ("VTracePPOPolicy", "CartPole-v1"),
+        ("DQNPolicy", "CartPole-v1"),
+        ("SACPolicy", "Pendulum-v1"),
+        ("TD3Policy", "Pendulum-v1"),
+    ],
+)
+def test_every_module_and_optimizer_starts_as_the_checkpoint_holds_it(tmp_path, kind, task):
+    on_policy = kind.endswith(("PPOPolicy", "A2CPolicy"))
+    buffer = {"type": "RolloutBuffer" if on_policy else "ReplayBuffer"}
+    keys = {"task": task, "policy": kind, "buffer": buffer, "batch_size": 32, "seed": None}
+    first = run(tmp_path, max_epochs=3, **keys)
+    saved = contents(first)
+    resumed = engine_of(
+        tmp_path, resume_from=first.run_context.checkpoint_dir / "epoch_last", **keys
+    )
+    restored = contents(resumed)
+    random = contents(engine_of(tmp_path / "other", **keys | {"seed": 12}))
+    assert saved.keys() == restored.keys()
+    assert any(name.startswith("moments") for name in saved), "no optimizer has learned"
+    for name, tensor in saved.items():
+        assert torch.equal(tensor, restored[name]), name
+    weights = [name for name in random if name.endswith("weight")]
+    assert weights
+    assert not any(torch.equal(random[name], restored[name]) for name in weights)
+
+
+def contents(engine):
+    """Every tensor of both instances of the policy, and the moments of every optimizer."""
+    train, acting = engine.policy_group.train_list[0], engine.policy_group.eval_list[0]
+    tensors = {f"train.{name}": item for name, item in nn.Module.state_dict(train).items()}
+    tensors |= {f"eval.{name}": item for name, item in nn.Module.state_dict(acting).items()}
+    for name, optimizer in find_optimizers(train).items():
+        for index, entry in optimizer.state_dict()["state"].items():
+            tensors |= {
+                f"moments.{name}.{index}.{key}": torch.as_tensor(value)
+                for key, value in entry.items()
+            }
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,15 @@ def test_everything_global_is_seeded(tmp_path):
     assert draws[0] == draws[1]
 
 
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_a_run_on_a_machine_with_a_gpu_says_what_a_seed_promises(tmp_path, monkeypatch, has_gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    config = configuration(tmp_path, seed=4)
+    config.log.level = "INFO"
+    text = (open_run(config).run_dir / "run.log").read_text()
+    assert text.count("what a GPU computes may differ") == has_gpu
+
+
 def test_threads_are_set_only_where_they_are_configured(tmp_path):
     before = torch.get_num_threads()
     open_run(configuration(tmp_path, "a"))

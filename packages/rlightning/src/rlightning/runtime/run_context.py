@@ -98,6 +98,11 @@ def open_run(
     if resume_from is None:
         context.record_config(config)
     _log.info("run directory %s, seed %d", run_dir, config.train.seed)
+    if torch.cuda.is_available():
+        _log.info(
+            "the same seed gives the same numbers on this machine's CPU; what a GPU computes may "
+            "differ in the last digits from run to run, and so whole runs"
+        )
     for line in changed:
         _log.warning("since the checkpoint the configuration changed: %s", line)
     return context
