@@ -166,10 +166,6 @@ def render() -> str:
         "The command line wins over the file, and the file over the default. That stays so with",
         "`--resume`: weights, optimizers, counters and generators are the checkpoint's; so is",
         "the seed where none is set. Other settings are those of now; `run.log` lists changes.",
-        "",
-        "The command line wins over the file, and the file over the default. That stays so with",
-        "`--resume`: the checkpoint gives weights, optimizers, counters, generators and, where none",
-        "is set, its seed; every other setting is that of now, and `run.log` lists what differs.",
     ]
     for path, file, title in SECTIONS:
         cls = find_class(ast.parse((SOURCE / file).read_text(encoding="utf-8")), path)
