@@ -136,11 +136,11 @@ def test_the_temperature_is_saved_and_slow_critics_follow():
     policy, _ = built_in("sac-policy")
     assert "log_alpha" in policy.state_dict()
     with torch.no_grad():
-        for parameter in policy.critics.parameters():
+        for parameter in policy.critic.parameters():
             parameter.add_(1.0)
-    before = [p.clone() for p in policy.target_critics.parameters()]
+    before = [p.clone() for p in policy.target_critic.parameters()]
     policy.update_targets(0.25)
-    for old, new in zip(before, policy.target_critics.parameters(), strict=True):
+    for old, new in zip(before, policy.target_critic.parameters(), strict=True):
         torch.testing.assert_close(new, old + 0.25)
     assert policy.q_values(torch.zeros(5, 11), torch.zeros(5, 3)).shape == (2, 5)
     with pytest.raises(PolicyContractError, match="lower bound"):

@@ -195,6 +195,9 @@ class SACAlgorithm(BaseAlgorithm):
         obs = batch["obs"]
         logged = {"q_loss": self._step("q", self._critic_loss(batch))}
         self.updates += 1
+        counted = getattr(policy, "n_updates", None)
+        if counted is not None:  # the policy keeps the number with its weights
+            counted += 1
         if self.updates % int(config.policy_frequency) == 0:
             for _ in range(int(config.policy_frequency)):
                 loss, entropy = self._actor_loss(obs)
