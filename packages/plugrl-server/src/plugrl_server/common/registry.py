@@ -57,15 +57,17 @@ class Spec:
         """The class, imported if need be.
 
         Raises:
-            MissingExtraError: something that it imports is not installed.
+            MissingExtraError: something of its extra is not installed.
+            ModuleNotFoundError: something else is not there.
         """
         if isinstance(self.target, str):
             module_name, _, attribute = self.target.partition(":")
             try:
                 self.target = getattr(importlib.import_module(module_name), attribute)
             except ModuleNotFoundError as error:
-                name = self.extra or "..."
-                command = f"pip install 'plugrl-server[{name}]'"
+                if not self.extra:
+                    raise
+                command = f"pip install 'plugrl-server[{self.extra}]'"
                 raise MissingExtraError(
                     self.uid, missing=str(error.name), command=command
                 ) from error
