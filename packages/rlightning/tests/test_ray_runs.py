@@ -191,6 +191,15 @@ def test_wherever_its_parts_live_a_run_ends_with_the_same_weights(
         assert remote.metrics[name] == local.metrics[name]
 
 
+@pytest.mark.slow
+def test_actors_and_learners_that_take_turns_end_with_the_same_weights(
+    ray_cluster, tmp_path, local
+):
+    cluster = {"remote_storage": False, "enable_offload": True}
+    turns = run(configuration(tmp_path, cluster=cluster, train={"eval_interval": 1}))
+    assert_same(turns.weights, local.weights)
+
+
 # ---- deaths --------------------------------------------------------------------------------------
 
 
@@ -223,6 +232,8 @@ def complain():
 @ENVS.register("ray_fragile")
 class Fragile(BaseEnv):
     """Shows whether it was started again, and its steps; episodes of ten steps."""
+
+    takes_arrays = True  # torch would take its workers seconds to load
 
     def __init__(self, config, worker_index=0, preprocess_fn=None):
         super().__init__(config, worker_index, preprocess_fn)
@@ -299,7 +310,7 @@ def died_at(folder, what):
     return float((folder / f"{what}-done").read_text())
 
 
-@pytest.mark.parametrize("what", ["die", "hang"])
+@pytest.mark.parametrize("what", ["die", pytest.param("hang", marks=pytest.mark.slow)])
 def test_an_env_worker_that_dies_or_hangs_costs_its_episode(ray_cluster, tmp_path, what):
     trouble = {"folder": str(tmp_path), "at": 17, "what": what}
     cluster = {"env_timeout_s": 3.0, "remote_train": False, "remote_storage": False}
@@ -314,6 +325,7 @@ def test_an_env_worker_that_dies_or_hangs_costs_its_episode(ray_cluster, tmp_pat
     assert time.time() - died_at(tmp_path, what) < 60
 
 
+@pytest.mark.slow
 def test_an_env_worker_that_always_dies_ends_the_run(ray_cluster, tmp_path):
     trouble = {"folder": str(tmp_path), "at": 5, "what": "die", "always": True}
     cluster = {"max_restarts": 1, "remote_train": False, "remote_storage": False}
@@ -385,7 +397,7 @@ def test_rollout_and_learning_overlap_on_workers(ray_cluster, tmp_path):
     assert sum("train/loss" in row for row in rows) == 4
 
 
-@pytest.mark.parametrize("where", ["env", "train"])
+@pytest.mark.parametrize("where", ["train", pytest.param("env", marks=pytest.mark.slow)])
 def test_an_error_in_a_worker_ends_an_overlapping_run(ray_cluster, tmp_path, where):
     trouble = {"folder": str(tmp_path), "at": 3, "what": "raise", "role": "train"}
     cluster = {"remote_eval": False, "remote_storage": False}
@@ -403,8 +415,10 @@ def test_an_error_in_a_worker_ends_an_overlapping_run(ray_cluster, tmp_path, whe
 
 
 def test_several_workers_of_every_kind_learn_one_policy(ray_cluster, tmp_path):
-    cluster = {"train_worker_num": 2, "eval_worker_num": 2, "remote_storage": False}
-    config = fragile(tmp_path, cluster=cluster, train={"max_epochs": 2})
+    cluster = {"train_worker_num": 2, "eval_worker_num": 2, "buffer_worker_num": 2}
+    cluster |= {"remote_env": False}
+    storage = {"storage": {"type": "sharded"}}
+    config = fragile(tmp_path, cluster=cluster, train={"max_epochs": 2}, buffer=storage)
     config.env[0].num_workers = 2
     check_config(config)
     open_run(config)

@@ -14,11 +14,13 @@ from rlightning.errors import ConfigError
 from rlightning.types import PolicyRole
 from rlightning.utils.logger import get_logger
 from rlightning.utils.registry import BUFFERS, ENGINE, ENVS, POLICIES, WEIGHTS
+from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlightning.buffer import DataBuffer
+    from rlightning.cluster import Cluster
     from rlightning.config import BufferConfig, ClusterConfig, MainConfig, PolicyConfig
     from rlightning.engine import BaseEngine
     from rlightning.env import EnvGroup
@@ -179,9 +181,32 @@ def build_data_buffer(
             "has one worker, and so one storage, as with unified"
         )
     if cluster is not None and cluster.config.remote_storage:
-        return cluster.make_buffer(kind, buffer_cfg, seed, stages)  # type: ignore[no-any-return]  # has its surface
+        return _storage_workers(cluster, kind, buffer_cfg, seed, stages)  # type: ignore[no-any-return]  # has its surface
     buffer: DataBuffer = kind(buffer_cfg, seed=seed, **stages)
     return buffer
+
+
+def _storage_workers(
+    cluster: Cluster, kind: type[Any], buffer_cfg: BufferConfig, seed: int | None, stages: Any
+) -> Any:
+    """Return the storage of a cluster: one worker, or several that share the rows."""
+    from rlightning.buffer.sharded_buffer import ShardedBuffer
+
+    count = len(cluster.plan.of("buffer"))
+    if count == 1:
+        return cluster.make_buffer(kind, buffer_cfg, seed, stages)
+    if buffer_cfg.storage.type != "sharded" or buffer_cfg.get("prioritized"):
+        raise ConfigError(
+            f"{count} storage workers (cluster.buffer_worker_num) divide the rows among them, which"
+            " needs buffer.storage.type: sharded, and buffer.prioritized: false"
+        )
+    share = buffer_cfg.model_copy(update={"capacity": buffer_cfg.capacity // count})
+    seeds = [seed if seed is None else derive_seed(seed, "buffer", index) for index in range(count)]
+    shards = [
+        cluster.make_buffer(kind, share, own_seed, stages, index)
+        for index, own_seed in enumerate(seeds)
+    ]
+    return ShardedBuffer(shards, capacity=buffer_cfg.capacity)
 
 
 def build_engine(
@@ -238,6 +263,11 @@ def _check_cluster(config: MainConfig) -> None:
     section = config.cluster
     if section is None:
         return
+    if section.enable_offload and config.engine in ("asyncrl", "async_rsl"):
+        raise ConfigError(
+            f"cluster.enable_offload lets actors and learners take turns on a device; engine "
+            f"{config.engine} lets them work at the same time. Set one or the other"
+        )
     for role, count in (("train", section.train_worker_num), ("eval", section.eval_worker_num)):
         if count > 1 and not section.is_remote(role):
             raise ConfigError(

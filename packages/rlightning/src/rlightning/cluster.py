@@ -25,6 +25,7 @@ from rlightning.runtime.supervision import Supervised
 from rlightning.types import PolicyRole
 from rlightning.utils.logger import get_logger
 from rlightning.utils.registry import ENVS
+from rlightning.weights import Offload
 
 if TYPE_CHECKING:
     import pathlib
@@ -80,13 +81,27 @@ class Cluster:
             spawn = functools.partial(
                 self._supervised, name, planned=name, timeout_s=self.config.infer_timeout_s
             )
-        return PolicyProxy(kind, config, role, spawn, timeout_s=self.config.train_timeout_s)
+        return PolicyProxy(
+            kind,
+            config,
+            role,
+            spawn,
+            timeout_s=self.config.train_timeout_s,
+            make_offload=Offload if self.config.enable_offload else None,
+        )
 
     def make_buffer(
-        self, kind: type[Any], config: BufferConfig, seed: int | None, stages: dict[str, Any]
+        self,
+        kind: type[Any],
+        config: BufferConfig,
+        seed: int | None,
+        stages: dict[str, Any],
+        index: int = 0,
     ) -> Any:
-        """Return the storage."""
-        spawn = functools.partial(self._spawn, "buffer-0", timeout_s=self.config.infer_timeout_s)
+        """Return a storage worker."""
+        spawn = functools.partial(
+            self._spawn, f"buffer-{index}", timeout_s=self.config.infer_timeout_s
+        )
         return BufferProxy(kind, config, seed, stages, spawn)
 
     def _spec(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlightning.config import Config
 from rlightning.errors import RLightningError
 from rlightning.runtime import RunContext, open_run
+from rlightning.types import PolicyRole
 from rlightning.utils.logger import close_logger, get_logger, get_metrics_logger, log_metric
 from rlightning.utils.profiler import profiler
 from rlightning.utils.progress import ProgressDisplay
@@ -63,6 +64,8 @@ class BaseEngine(ABC):
         """The newest value of every metric, by full name."""
         self._new_metrics: set[str] = set()  # those that the progress display has not had yet
         self._buffer = buffer
+        cluster = config.cluster
+        self._takes_turns = cluster is not None and cluster.enable_offload
         self._opened_run = config.run is None
         self.run_context: RunContext = config.run or open_run(config)
 
@@ -114,17 +117,27 @@ class BaseEngine(ABC):
 
     # ---- hooks ---------------------------------------------------------------------------------
 
+    # With ``cluster.enable_offload``, actors and learners take turns on their device: whoever has
+    # worked leaves it, and the next call brings it back. Environments are told to come back.
+
     def _pre_rollout_hook(self) -> None:
         """Run before `rollout`."""
+        if self._takes_turns:
+            self.env_group.reload()
 
     def _post_rollout_hook(self) -> None:
         """Run after `rollout`, also where it raised."""
+        if self._takes_turns:
+            self.policy_group.rest(PolicyRole.EVAL)
+            self.env_group.offload()
 
     def _pre_evaluate_hook(self) -> None:
         """Run before `evaluate`."""
 
     def _post_evaluate_hook(self) -> None:
         """Run after `evaluate`, also where it raised."""
+        if self._takes_turns:
+            self.policy_group.rest(PolicyRole.EVAL)
 
     def _pre_update_dataset_hook(self) -> None:
         """Run before `update_dataset`."""
@@ -143,6 +156,9 @@ class BaseEngine(ABC):
 
     def _post_sync_weights_hook(self) -> None:
         """Run after `sync_weights`, also where it raised."""
+        if self._takes_turns:
+            self.policy_group.rest(PolicyRole.TRAIN)
+            self.policy_group.rest(PolicyRole.EVAL)
 
     # ---- stages as they are called -------------------------------------------------------------
 

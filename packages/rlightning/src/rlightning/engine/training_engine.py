@@ -70,6 +70,7 @@ class TrainingEngine(BaseEngine):
         self._steps = self._rollout_steps()
         policy_group.init_train(config.train, self._env_metas[0])
         policy_group.init_eval(env_meta=self._env_metas[0])
+        policy_group.set_addresses({env.env_id: env.address for env in env_group.env_list})
         policy_group.set_dump_dir(run.run_dir / "nonfinite")
         self.buffer.init(
             self._env_metas,

@@ -68,6 +68,8 @@ class BaseEnv(ABC):
     """
 
     has_test_set = False
+    address = ""
+    """Which machine it is on, where that is another than the trainer's; empty here."""
     takes_arrays: ClassVar[bool] = False
     """Whether `step` is content with numpy arrays where a policy answered tensors: then a worker of
     a cluster that only steps environments need not load torch."""

@@ -99,9 +99,9 @@ class EnvProxy(Proxy):
         return bool(self._call("__getattribute__", "has_test_set"))
 
     @property
-    def node(self) -> str | None:
-        """The node that the worker is pinned to, where it is."""
-        return self._supervised.node
+    def address(self) -> str:
+        """Which machine the worker is on."""
+        return self._supervised.address
 
     @property
     def restarts(self) -> int:

@@ -48,17 +48,23 @@ class EvalWorkers:
         ]
         here = [answerer for answerer in self._answerers if isinstance(answerer, Answerer)]
         self._only_one_here = here[0] if len(here) == len(policies) == 1 else None
-        nodes = [policy.node if isinstance(policy, PolicyProxy) else None for policy in policies]
-        self._router = build_router(router_type, nodes, sticky=True)
+        self._router = build_router(router_type, [None] * len(policies), sticky=True)
         self._restarts: dict[int, _Restart] = {}
         self._weights: tuple[int, dict[str, Any] | None] | None = None
         self.lost = 0
         """How many instances have died."""
 
-    def set_env_nodes(self, nodes: Mapping[str, str | None]) -> None:
-        """Say which machine each environment worker is pinned to."""
-        for env_id, node in nodes.items():
-            self._router.move(env_id, node)
+    def set_addresses(self, env_addresses: Mapping[str, str]) -> None:
+        """Take note of where everybody is, now that all have started.
+
+        Args:
+            env_addresses: the machine of each environment worker, by its id.
+        """
+        for index, policy in enumerate(self._policies):
+            here = policy.address if isinstance(policy, PolicyProxy) else ""
+            self._router.mark_alive(index, here)
+        for env_id, address in env_addresses.items():
+            self._router.move(env_id, address)
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -172,6 +178,19 @@ class EvalWorkers:
                 begun.append((index, policy.begin_import(version, payload)))
             else:
                 policy.import_weights(version, payload)
+        for index, future in begun:
+            try:
+                future.result()
+            except WorkerLostError as error:
+                self._replace(index, error)
+
+    def rest(self) -> None:
+        """Let instances that live elsewhere leave their device until they are asked again."""
+        begun = [
+            (index, policy.begin_rest())
+            for index, policy in enumerate(self._policies)
+            if isinstance(policy, PolicyProxy) and index not in self._restarts
+        ]
         for index, future in begun:
             try:
                 future.result()

@@ -125,6 +125,10 @@ class PolicyGroup:
             self.random_stream.hand_to(policy)
             policy.init_eval(eval_config, env_meta=env_meta)
 
+    def set_addresses(self, env_addresses: dict[str, str]) -> None:
+        """Say which machine each environment worker is on, for routing by nearness."""
+        self._evals.set_addresses(env_addresses)
+
     # ---- acting --------------------------------------------------------------------------------
 
     def rollout_batch(
@@ -290,6 +294,17 @@ class PolicyGroup:
         for policy in (*self.train_list, *self.eval_list):
             if policy.is_initialized():
                 policy.import_weights(0, weights)
+
+    def rest(self, role: PolicyRole) -> None:
+        """Let the instances of a role that live elsewhere leave their device to others.
+
+        Their next call brings everything back.
+        """
+        if role is PolicyRole.EVAL:
+            self._evals.rest()
+            return
+        policies = self.policy_list[role]
+        gather([policy.begin_rest() for policy in policies if isinstance(policy, PolicyProxy)])
 
     def close(self) -> None:
         """End the instances that live elsewhere."""

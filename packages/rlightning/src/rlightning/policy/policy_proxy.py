@@ -35,6 +35,7 @@ class PolicyProxy(Proxy):
         role: TRAIN or EVAL.
         spawn: starts a worker: gets `PolicyWorker` and its arguments.
         timeout_s: longest wait for what TRAIN workers exchange.
+        make_offload: moves the policy's memory to the host between its turns; see `PolicyWorker`.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class PolicyProxy(Proxy):
         spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Handle],
         *,
         timeout_s: float = 120.0,
+        make_offload: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        super().__init__(kind, spawn(PolicyWorker, (kind, config, config.train_config, role)))
+        args = (kind, config, config.train_config, role, make_offload)
+        super().__init__(kind, spawn(PolicyWorker, args))
         self.config = config
         self.timeout_s = timeout_s
         self.role_type = role
@@ -59,9 +62,9 @@ class PolicyProxy(Proxy):
         self._shares_memory = False
 
     @property
-    def node(self) -> str | None:
-        """The node that the worker is pinned to, where it is."""
-        return self._handle.node
+    def address(self) -> str:
+        """Which machine the worker is on."""
+        return self._handle.address
 
     @property
     def policy_class(self) -> type[Any]:
@@ -123,6 +126,10 @@ class PolicyProxy(Proxy):
     def reseed(self, seed: int) -> None:
         """Seed the worker's global random generators."""
         self._call("reseed", seed)
+
+    def begin_rest(self) -> Future:
+        """Begin to leave the device to others, until the next call."""
+        return self.begin("rest")
 
     # ---- TRAIN ---------------------------------------------------------------------------------
 
