@@ -50,6 +50,10 @@ class ReplayBuffer(DataBuffer):
     - ``mask`` ``[rows, L]`` bool, with ``sequence_length`` L: every field is ``[rows, L, ...]``, a
       transition and those after it in the same episode; where the mask is False, zeros.
 
+    Where an environment says in ``info["executed_action"]`` what was really done, such as a person's
+    action who took over, that is the action stored; of several environments ``_executed_action``
+    masks those that it is said of.
+
     `state_dict` and `load_state_dict` keep everything a resumed run needs.
 
     With ``storage.unit: episode`` or a `postprocess_fn` of the user's, transitions arrive by

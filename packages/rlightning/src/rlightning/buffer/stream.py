@@ -159,7 +159,28 @@ class Stream:
                 "stands in for what followed its last step. Put the finished episode's own last "
                 "observation into info['final_obs'], and the row mask into info['_final_obs']"
             )
+        if "executed_action" in info:
+            self._correct(slot_numbers(span), np.arange(self.rows), info)
         self._ring.finish(span, following, over, finals)
+
+    def _correct(self, slots: Indices, envs: Indices, info: Mapping[str, Any]) -> None:
+        """Replace the actions at `slots` by what was executed there, where somebody says so.
+
+        Raises:
+            ContractError: an executed action has another shape than the policy's.
+        """
+        column = self._ring.columns.get(("action",))
+        if column is None:
+            raise ContractError("info has executed_action, but the policy's answer no `action`")
+        shape = tuple(column.tensor.shape[1:])
+        given = np.asarray(info["executed_action"])
+        if given.shape not in ((self.rows, *shape), shape if self.rows == 1 else None):
+            raise ContractError(
+                f"info['executed_action'] has shape {given.shape}; the policy's actions of "
+                f"{self.rows} environment(s) have {(self.rows, *shape)}"
+            )
+        told = np.flatnonzero(self._mask(info, "_executed_action", default=True)[envs])
+        column[slots[told]] = given.reshape(self.rows, *shape)[envs[told]]
 
     def _add_by_row(
         self, columns: list[Column], arrays: list[Array], info: Mapping[str, Any], *, again: bool
@@ -204,8 +225,10 @@ class Stream:
         )
         return waits
 
-    def _mask(self, info: Mapping[str, Any], key: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        given = np.asarray(info.get(key, False), dtype=bool)
+    def _mask(
+        self, info: Mapping[str, Any], key: str, *, default: bool = False
+    ) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        given = np.asarray(info.get(key, default), dtype=bool)
         return np.broadcast_to(given.reshape(-1), (self.rows,))
 
     def _broadcast(self, position: int, arrays: list[Array]) -> np.ndarray[Any, Any]:
@@ -231,6 +254,8 @@ class Stream:
             kept = np.isin(every.envs, envs)
             values = {path: value[kept] for path, value in every.values.items()}
             finals = Finals(len(envs), np.searchsorted(envs, every.envs[kept]), values)
+        if "executed_action" in info:
+            self._correct(slots, envs, info)
         self._ring.finish(slots, following, over, finals)
 
     def state_dict(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, EpisodeMetricWindow
+from plugrl_server.algorithm.executed import executed_actions
 from plugrl_server.algorithm.registration import register_algo
 from plugrl_server.algorithm.torch_state import (
     as_module,
@@ -108,13 +109,17 @@ class SACAlgorithm(BaseAlgorithm):
         raise NotImplementedError("sac takes batches")
 
     def feedback_batch(self, batch: FrameBatch) -> MetricDict:
-        """Store transitions."""
+        """Store transitions, with the actions that were executed where the client reports them.
+
+        Raises:
+            ObservationError: those have another shape than the policy's.
+        """
         state: Any = batch.train_state
         discount = np.where(batch.terminated, 0.0, self.config.gamma**batch.steps)
         self.replay.add(
             {
                 "obs": state["obs"],
-                "action": state["action"],
+                "action": executed_actions(batch, state["action"]),
                 "reward": batch.rewards.astype(np.float32),
                 "discount": discount.astype(np.float32),
                 "next_obs": self.policy.prepare_observation(batch.next_obs),
