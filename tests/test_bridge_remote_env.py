@@ -22,7 +22,8 @@ from plugrl_protocol import (
 from rlightning.config import EnvConfig
 from rlightning.env import EnvGroup
 from rlightning.env.remote_env import RemoteEnv, RemoteEnvClient
-from rlightning.errors import ConfigError, ContractError, EnvWorkerError
+from rlightning.errors import ConfigError, ContractError, EnvWorkerError, StopRequested
+from rlightning.runtime import StopSignal
 from rlightning.types import PolicyResponse
 
 LIMIT_S = 20
@@ -428,3 +429,24 @@ def test_a_group_steps_it_inside_auto_reset_with_any_environment_that_dials_in()
             limits.append(reached[0])
     assert [step for step, limit in enumerate(limits) if limit] == [4, 10]
     group.close()
+
+
+def test_a_run_that_is_asked_to_stop_does_not_wait_for_clients_and_they_wait_for_it():
+    with StopSignal() as stop:
+        env = RemoteEnv(section(num_envs=2))
+        env.init()
+        client = Counter(env)
+        seen = []
+
+        def ask():
+            try:
+                client.ask()
+            except ConnectionReplaced as lost:
+                seen.append(str(lost))
+
+        with together(ask):
+            stop.request()
+            with pytest.raises(StopRequested):
+                env.reset()
+            env.close()
+    assert "Server shutdown" in seen[0]

@@ -21,6 +21,7 @@ from plugrl_envs.actions import ActionBorder
 from plugrl_protocol import (
     CLOSE_FEEDBACK_TIMEOUT,
     CLOSE_INTERNAL_ERROR,
+    CLOSE_SHUTDOWN,
     CLOSE_STOP,
     Backoff,
     ConnectionReplaced,
@@ -58,6 +59,7 @@ __all__ = ["RemoteEnv", "RemoteEnvClient"]
 _log = get_logger("env.remote")
 _CLOSES = {
     "stop": CLOSE_STOP,
+    "interrupted": CLOSE_SHUTDOWN,
     "failed": CLOSE_INTERNAL_ERROR,
     "overdue": CLOSE_FEEDBACK_TIMEOUT,
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 from rlightning.env.remote_rows import Ask, Outcome, RowTable, Seat
-from rlightning.errors import ConfigError, EnvWorkerError
+from rlightning.errors import ConfigError, EnvWorkerError, StopRequested
 from rlightning.runtime.batcher import (
     BatchRule,
     Request,
@@ -26,6 +26,7 @@ from rlightning.runtime.batcher import (
     note_answer,
     note_request,
 )
+from rlightning.runtime.stop_signal import stop_is_requested
 from rlightning.utils.logger import get_logger
 from rlightning.utils.observation_form import ObservationForm
 
@@ -40,6 +41,7 @@ _log = get_logger("env.remote")
 _START_DEADLINE_S = 30.0
 _POLL_S = 0.5
 _SWITCH_INTERVAL_S = 0.0005
+_GRACE_S = 1.0
 _WORD_S = 15.0
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -71,7 +73,7 @@ class RemoteHub:
 
     Args:
         make_endpoint: makes the endpoint of this application; called in the hub's thread.
-        closes: close frames by name: ``stop``, ``failed``, ``overdue``.
+        closes: close frames by name: ``stop``, ``interrupted``, ``failed``, ``overdue``.
         address: for messages.
 
     Attributes:
@@ -122,8 +124,12 @@ class RemoteHub:
             ) from self._error
 
     def stop(self, *, failed: bool) -> None:
-        """Tell every client that the run is finished, or has failed, and stop listening."""
-        self._close = self._closes["failed" if failed else "stop"]
+        """Tell every client how the run ended, and stop listening.
+
+        One that was asked to stop may go on later: its clients wait for it.
+        """
+        why = "failed" if failed else "interrupted" if stop_is_requested() else "stop"
+        self._close = self._closes[why]
         if self._loop is not None and self._over is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has ended by itself
                 self._loop.call_soon_threadsafe(self._over.set)
@@ -247,13 +253,17 @@ class RemoteHub:
         Raises:
             EnvWorkerError: none comes in time.
         """
+        until_s = time.monotonic() + patience.start_timeout_s
         with self._changed:
-            if not self._changed.wait_for(lambda: self.form is not None, patience.start_timeout_s):
-                raise EnvWorkerError(
-                    f"no client has come to {self.address} in {patience.start_timeout_s:g} s; "
-                    "start one, or raise start_timeout_s"
-                )
-            assert self.form is not None
+            while self.form is None:
+                if stop_is_requested():
+                    raise StopRequested("the run was asked to stop while it waited for clients")
+                if time.monotonic() > until_s:
+                    raise EnvWorkerError(
+                        f"no client has come to {self.address} in {patience.start_timeout_s:g} s; "
+                        "start one, or raise start_timeout_s"
+                    )
+                self._changed.wait(_POLL_S)
             return self.form
 
     def exchange(self, table: RowTable, action: Array | None, patience: Patience) -> Any:
@@ -311,10 +321,17 @@ class RemoteHub:
             table.asked(wanted, ask)
 
     def _wait(self, table: RowTable, patience: Patience) -> None:
-        """Return when the rows that can be expected are ready."""
+        """Return when the rows that can be expected are ready.
+
+        Raises:
+            StopRequested: somebody asked the run to stop, and the rows are not ready soon after.
+        """
+        started_s = time.monotonic()
         while True:
             self._claim(table)
             now_s = time.monotonic()
+            if now_s - started_s > _GRACE_S and stop_is_requested():
+                raise StopRequested("the run was asked to stop while it waited for clients")
             self._check_patience(table, patience, now_s)
             if self._is_due(table, patience, now_s):
                 table.has_started = True

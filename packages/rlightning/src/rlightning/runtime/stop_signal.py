@@ -13,8 +13,9 @@ from rlightning.utils.logger import get_logger
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["StopSignal"]
+__all__ = ["StopSignal", "stop_is_requested"]
 
+_listening: list[StopSignal] = []
 _EXIT_CODE_OF_A_SECOND_SIGNAL = 130
 _log = get_logger("runtime.stop")
 
@@ -44,12 +45,14 @@ class StopSignal:
             raise StopRequested("the run was asked to stop")
 
     def __enter__(self) -> Self:
+        _listening.append(self)
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _listening.remove(self)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
@@ -62,3 +65,11 @@ class StopSignal:
         _log.warning(
             "%s: saving and stopping; a second one stops at once", signal.Signals(number).name
         )
+
+
+def stop_is_requested() -> bool:
+    """Return whether somebody asked a run of this process to stop.
+
+    For whoever waits inside a step, where the training loop cannot look.
+    """
+    return any(signal.requested for signal in _listening)
