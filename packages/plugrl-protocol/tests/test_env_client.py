@@ -34,6 +34,13 @@ from plugrl_protocol.messages import Action, Feedback, Infer, make_metadata, mak
 QUICK = Backoff(first_s=0.02, longest_s=0.1, limit_s=10.0)
 
 
+def wait_until(condition, timeout_s=5.0):
+    """Wait until something holds, or for long enough."""
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def ids(*values):
     return np.array(values, dtype=np.int64)
 
@@ -338,6 +345,7 @@ def test_a_server_that_breaks_the_protocol_later_is_fatal(library, script_server
         client = EnvClient(url, library=library, backoff=QUICK)
         with pytest.raises((MalformedMessageError, OutOfTurnError)):
             client.infer(ask(0))
+    wait_until(lambda: seen)  # the script's thread may be a moment behind
     assert seen == [1002]
 
 

@@ -212,7 +212,9 @@ def mutate_in_place(rng, frame):
     return bytes(spoiled)
 
 
-@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count", [400, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
 def test_what_a_session_has_seen_changes_no_outcome(count):
     """Frames that look like earlier ones are read a shorter way: to the same end, in all."""
     rng = random.Random(5)
