@@ -1,7 +1,9 @@
 """The remote environment, one step at a time: clients come, go, die, return, and are checked."""
 
 import contextlib
+import importlib
 import socket
+import sys
 import threading
 
 import gymnasium as gym
@@ -450,3 +452,10 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_clients_and_they_wait_for
                 env.reset()
             env.close()
     assert "Server shutdown" in seen[0]
+
+
+def test_without_the_protocol_the_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "rlightning.env.remote_env")
+    monkeypatch.setitem(sys.modules, "plugrl_protocol", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rlightning\[remote\]'"):
+        importlib.import_module("rlightning.env.remote_env")

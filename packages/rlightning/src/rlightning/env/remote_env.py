@@ -18,24 +18,6 @@ from pydantic import Field
 
 import plugrl_envs
 from plugrl_envs.actions import ActionBorder
-from plugrl_protocol import (
-    CLOSE_FEEDBACK_TIMEOUT,
-    CLOSE_INTERNAL_ERROR,
-    CLOSE_SHUTDOWN,
-    CLOSE_STOP,
-    Backoff,
-    ConnectionReplaced,
-    Endpoint,
-    EndpointConfig,
-    EnvClient,
-    Feedback,
-    Infer,
-    ServerOptions,
-    ServerStopped,
-    SessionConfig,
-    make_metadata,
-    make_observation,
-)
 from rlightning import __version__
 from rlightning.config import Config
 from rlightning.config.wire import WireConfig, wire_spaces
@@ -46,6 +28,32 @@ from rlightning.env.remote_runner import LocalRows
 from rlightning.errors import ConfigError, ContractError
 from rlightning.types import EnvRet, map_leaves
 from rlightning.utils.logger import get_logger
+
+try:
+    from plugrl_protocol import (
+        CLOSE_FEEDBACK_TIMEOUT,
+        CLOSE_INTERNAL_ERROR,
+        CLOSE_SHUTDOWN,
+        CLOSE_STOP,
+        Backoff,
+        ConnectionReplaced,
+        Endpoint,
+        EndpointConfig,
+        EnvClient,
+        Feedback,
+        Infer,
+        ServerOptions,
+        ServerStopped,
+        SessionConfig,
+        make_metadata,
+        make_observation,
+    )
+except ModuleNotFoundError as error:
+    if error.name != "plugrl_protocol":
+        raise
+    raise ConfigError(
+        "environments that dial in need plugrl-protocol: pip install 'rlightning[remote]'"
+    ) from error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
