@@ -184,7 +184,10 @@ print(frame.shape, frame.max() > 0, os.environ["MUJOCO_GL"])
 """
 
 
-OPENGL = ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID")
+OPENGL = (
+    *("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "PYOPENGL_PLATFORM", "MUJOCO_EGL_DEVICE_ID"),
+    *("SDL_VIDEODRIVER", "XDG_RUNTIME_DIR"),
+)
 
 
 def on_a_machine_without_display(code, **changes):
@@ -205,6 +208,35 @@ def test_mujoco_draws_without_a_display_or_says_what_to_install():
     else:
         assert "RenderingError: Reacher-v5 cannot be drawn: there is no display, and egl" in said
         assert "libosmesa6" in said
+
+
+DRAWN_BY_PYGAME = """
+from plugrl_envs import make_vec
+env = make_vec("CartPole-v1", 1, env_kwargs={"render_mode": "rgb_array"})
+env.reset(seed=0)
+print(env.env.envs[0].render().shape)
+"""
+
+
+def test_pygame_draws_without_a_display_and_without_a_complaint():
+    shown, said = on_a_machine_without_display(DRAWN_BY_PYGAME)
+    assert shown.splitlines()[-1] == "(400, 600, 3)"
+    assert "error" not in said.lower()
+
+
+@pytest.mark.parametrize("display", [None, ":9"])
+def test_only_frames_without_a_display_take_sdl_s_driver_without_windows(monkeypatch, display):
+    for name in OPENGL:
+        monkeypatch.delenv(name, raising=False)
+    if display is not None:
+        monkeypatch.setenv("DISPLAY", display)
+    headless.choose_sdl(None)
+    headless.choose_sdl("human")
+    assert "SDL_VIDEODRIVER" not in os.environ
+    monkeypatch.setenv("SDL_VIDEODRIVER", "")  # so that it is put back afterwards
+    monkeypatch.delenv("SDL_VIDEODRIVER")
+    headless.choose_sdl("rgb_array")
+    assert os.environ.get("SDL_VIDEODRIVER") == (None if display else "dummy")
 
 
 @pytest.mark.parametrize(

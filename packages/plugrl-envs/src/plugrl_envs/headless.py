@@ -1,6 +1,7 @@
-"""Frames of MuJoCo on a machine without a display: choose what draws them, or say what is missing.
+"""Frames on a machine without a display: choose what draws them, or say what is missing.
 
-Left to itself, MuJoCo takes the window system, whose absence shows late and reads like a crash.
+Left to itself, MuJoCo takes the window system, whose absence shows late and reads like a crash, and
+SDL, which draws for pygame, looks for it and complains.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from plugrl_envs.errors import RenderingError
 if TYPE_CHECKING:
     import gymnasium as gym
 
-__all__ = ["choose_opengl"]
+__all__ = ["choose_opengl", "choose_sdl"]
 
 _logger = logging.getLogger("plugrl_envs")
 
@@ -30,6 +31,20 @@ context.free()
 """
 """Run in a process of its own: a library that fails would keep the next one from loading."""
 _PROBE_LIMIT_S = 60
+
+
+def choose_sdl(render_mode: str | None) -> None:
+    """Set ``SDL_VIDEODRIVER`` to the one without windows, where frames need none and it is open.
+
+    Args:
+        render_mode: how an environment will render; None and ``"human"`` need nothing here.
+    """
+    if render_mode not in (None, "human") and sys.platform == "linux" and not _has_display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+
+
+def _has_display() -> bool:
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def choose_opengl(spec: gym.envs.registration.EnvSpec, render_mode: str | None) -> None:
@@ -47,8 +62,7 @@ def choose_opengl(spec: gym.envs.registration.EnvSpec, render_mode: str | None) 
     """
     if render_mode in (None, "human") or "gymnasium.envs.mujoco" not in str(spec.entry_point):
         return
-    decided = any(os.environ.get(name) for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))
-    if decided or sys.platform != "linux":
+    if os.environ.get("MUJOCO_GL") or _has_display() or sys.platform != "linux":
         return
     reasons = {}
     for library in ("egl",) if os.environ.get("MUJOCO_EGL_DEVICE_ID") else ("egl", "osmesa"):

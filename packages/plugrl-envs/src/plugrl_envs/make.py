@@ -13,7 +13,7 @@ from plugrl_envs.async_vector import AsyncRows
 from plugrl_envs.atari import atari_preprocessing
 from plugrl_envs.envpool_env import make_envpool
 from plugrl_envs.families import prepare, prepare_simulator
-from plugrl_envs.headless import choose_opengl
+from plugrl_envs.headless import choose_opengl, choose_sdl
 from plugrl_envs.sync_vector import SyncRows
 from plugrl_envs.vector import CanonicalVectorEnv
 
@@ -105,6 +105,7 @@ def _row_maker(
 ) -> EnvFn:
     chosen = [_wrapper(wrapper) for wrapper in wrappers]
     spec = prepare(env_id) if isinstance(env_id, str) else None
+    choose_sdl(kwargs.get("render_mode"))
     if spec is not None:
         choose_opengl(spec, kwargs.get("render_mode"))
     limit = None
