@@ -16,6 +16,12 @@ CASES = {
         "env.num_envs=1", "train.max_epochs=4", "train.max_rollout_steps=128",
         "train.ppo_epochs=2", "train.eval_interval=-1", "train.eval_episodes=1", "train.seed=3",
     ),
+    "recurrent": (
+        "cartpole_ppo",
+        "env.num_envs=1", "train.max_epochs=3", "train.max_rollout_steps=64",
+        "train.minibatch_size=32", "train.eval_episodes=1", "policy.type=RecurrentPPOPolicy",
+        "train.ppo_epochs=2",
+    ),
     "sac": (
         "pendulum_sac",
         "train.max_epochs=40", "buffer.min_size=100", "train.batch_size=64",

@@ -142,3 +142,15 @@ def test_answers_are_split_to_their_workers():
 def test_an_answer_without_one_entry_per_row_is_refused(value, found, rets):
     with pytest.raises(ContractError, match=rf"'value' is {found}.*\[3, \.\.\.\]"):
         split_rows(PolicyResponse("x", value=value), rets)
+
+
+def test_masks_of_rows_are_joined_and_false_where_a_worker_has_none():
+    whole = EnvRet("a-0", np.zeros((2, 1)), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool))
+    marked = EnvRet(
+        "b-1", np.ones((2, 1)), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool),
+        {"_lost": np.array([False, True]), "_idle": np.array([True, False])},
+    )  # fmt: skip
+    joined = join_rows([whole, marked])
+    assert joined.info["_lost"].tolist() == [False, False, False, True]
+    assert joined.info["_idle"].tolist() == [False, False, True, False]
+    assert "_final_obs" not in joined.info

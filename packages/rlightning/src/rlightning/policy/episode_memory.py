@@ -50,13 +50,18 @@ class EpisodeMemory:
     def recall(self, env_ret: EnvRet) -> tuple[Tensor, Tensor]:
         """Return what is remembered of the rows of `env_ret`; zeros for a worker not seen before.
 
+        Nothing is remembered of an episode that was lost (``info["_lost"]``).
+
         Returns:
             Vectors ``[rows, size]`` on the rows' device, and step numbers, int64 ``[rows]``.
         """
         device = env_ret.last_terminated.device
         entries = [self._entry(*worker) for worker in rows_by_worker(env_ret)]
         vectors, steps = [vector.to(device) for vector, _ in entries], [step for _, step in entries]
-        return _joined(vectors), _joined(steps)
+        vector, lost = _joined(vectors), _marked(env_ret, "_lost")
+        if lost is not None:
+            vector = vector.masked_fill(lost.to(device)[:, None], 0.0)
+        return vector, _joined(steps)
 
     def _entry(self, env_id: str, rows: int) -> tuple[Tensor, Tensor]:
         entry = self._entries.get(env_id)
@@ -66,11 +71,20 @@ class EpisodeMemory:
         return entry
 
     def keep(self, env_ret: EnvRet, vector: Tensor) -> None:
-        """Remember `vector` ``[rows, size]`` of the rows of `env_ret`, and count a step."""
-        start = 0
+        """Remember `vector` ``[rows, size]`` of the rows of `env_ret`, and count a step.
+
+        Rows with nothing new (``info["_idle"]``) stay as they were.
+        """
+        start, counts = 0, torch.ones(len(vector), dtype=torch.int64)
+        idle = _marked(env_ret, "_idle")
+        if idle is not None:
+            before, _ = self.recall(env_ret)
+            vector = torch.where(idle.to(vector.device)[:, None], before, vector)
+            counts = (~idle).to(torch.int64)
         for env_id, rows in rows_by_worker(env_ret):
             step = self._entry(env_id, rows)[1]
-            self._entries[env_id] = (vector[start : start + rows], step + 1)
+            part = slice(start, start + rows)
+            self._entries[env_id] = (vector[part], step + counts[part])
             start += rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,3 +103,10 @@ class EpisodeMemory:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _marked(env_ret: EnvRet, key: str) -> Tensor | None:
+    """Return the rows that an environment marks in its info, bool ``[rows]`` on the CPU."""
+    if key not in env_ret.info:
+        return None
+    return torch.as_tensor(env_ret.info[key]).cpu().bool().reshape(-1)

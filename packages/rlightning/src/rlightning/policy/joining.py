@@ -17,6 +17,7 @@ __all__ = ["ROW_OWNERS", "join_rows", "rows_of", "split_rows"]
 
 ROW_OWNERS = "_row_owners"
 """Key of a joined ``info``: (environment id, number of rows) of each worker, in order."""
+_MASKS = ("_final_obs", "_idle", "_lost")
 
 
 def rows_of(env_ret: EnvRet) -> int | None:
@@ -28,8 +29,8 @@ def rows_of(env_ret: EnvRet) -> int | None:
 def join_rows(env_rets: Sequence[EnvRet]) -> EnvRet:
     """Return one `EnvRet` with the rows of all, in order, always with a leading row axis.
 
-    Of `info` only ``final_obs`` and ``_final_obs`` are joined; rows whose episode did not end hold
-    their current observation in ``final_obs``. `ROW_OWNERS` says whose the rows are.
+    Of `info` only ``final_obs`` and the masks of rows are joined; rows whose episode did not end
+    hold their current observation in ``final_obs``. `ROW_OWNERS` says whose the rows are.
     """
     counts = [rows_of(env_ret) for env_ret in env_rets]
     if len(env_rets) == 1 and counts[0] is not None:
@@ -44,12 +45,14 @@ def join_rows(env_rets: Sequence[EnvRet]) -> EnvRet:
 
     owners = ((env_ret.env_id, count or 1) for env_ret, count in zip(env_rets, counts, strict=True))
     info: dict[str, Any] = {ROW_OWNERS: tuple(owners)}
-    if any("_final_obs" in env_ret.info for env_ret in env_rets):
-        masks = [
-            env_ret.info.get("_final_obs", np.zeros(() if count is None else count, dtype=bool))
-            for env_ret, count in zip(env_rets, counts, strict=True)
-        ]
-        info["_final_obs"] = joined(masks)
+    for key in _MASKS:
+        if any(key in env_ret.info for env_ret in env_rets):
+            masks = [
+                env_ret.info.get(key, np.zeros(() if count is None else count, dtype=bool))
+                for env_ret, count in zip(env_rets, counts, strict=True)
+            ]
+            info[key] = joined(masks)
+    if "_final_obs" in info:
         info["final_obs"] = joined(
             [env_ret.info.get("final_obs", env_ret.observation) for env_ret in env_rets]
         )
