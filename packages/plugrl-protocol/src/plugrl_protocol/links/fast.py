@@ -7,6 +7,7 @@ answers pings, and the caller waits on a queue.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import queue
 import ssl
 import threading
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from plugrl_protocol.links.base import ClientOptions, Receiver, ServerLink, ServerOptions
 
 _NO_STATUS = 1005
+# Looked up once: an attribute of an enum costs as much as a call.
+_BINARY = picows.WSMsgType.BINARY
+_CLOSE = picows.WSMsgType.CLOSE
+_PONG = picows.WSMsgType.PONG
 _FRAGMENT_BYTES = 64
 
 
@@ -37,6 +42,15 @@ class _Joiner:
         self._parts: list[bytes] = []
         self._size = 0
         self._is_text = False
+
+    def whole(self, kind: picows.WSMsgType, frame: picows.WSFrame) -> bytes | None:
+        """Take a frame that is a whole binary message within the cap; others are for `add`."""
+        if kind != _BINARY or self._parts or not frame.fin:
+            return None
+        if self._max_bytes is not None and frame.payload_size > self._max_bytes:
+            return None
+        payload: bytes = frame.get_payload_as_bytes()
+        return payload
 
     def add(self, frame: picows.WSFrame) -> bytes | str | None:
         """Take a data frame; give the message that it completes."""
@@ -97,7 +111,7 @@ def _answer_close(transport: picows.WSTransport, frame: picows.WSFrame) -> None:
     """Echo a close frame and hang up."""
     if not transport.is_close_frame_sent:
         code = frame.get_close_code()
-        transport.send_close(code) if code else transport.send(picows.WSMsgType.CLOSE, b"")
+        transport.send_close(code) if code else transport.send(_CLOSE, b"")
     transport.disconnect()
 
 
@@ -113,9 +127,13 @@ class _ClientListener(picows.WSListener):
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         """Called by picows."""
-        if frame.msg_type == picows.WSMsgType.CLOSE:
+        kind = frame.msg_type
+        whole = self._joiner.whole(kind, frame)
+        if whole is not None:
+            self.inbox.put(whole)
+        elif kind == _CLOSE:
             _answer_close(transport, frame)
-        elif frame.msg_type != picows.WSMsgType.PONG:
+        elif kind != _PONG:
             message = self._joiner.add(frame)
             if message is not None:
                 self.inbox.put(message)
@@ -192,6 +210,7 @@ class PicowsClientLink:
     ) -> None:
         self._loop, self._thread = loop, thread
         self._transport, self._inbox = transport, listener.inbox
+        self._context = contextvars.copy_context()  # made once, not for each message
         self._close_timeout_s = options.close_timeout_s
         self._closed: Close | None = None
 
@@ -199,11 +218,8 @@ class PicowsClientLink:
         """See `ClientLink.send`."""
         if self._closed is not None or self._transport.is_disconnected:
             raise closed_error(self._drain())
-        self._loop.call_soon_threadsafe(self._send, frame)
-
-    def _send(self, frame: bytes) -> None:
-        if not self._transport.is_disconnected:
-            self._transport.send(picows.WSMsgType.BINARY, frame)
+        # picows ignores what is sent to a connection that is gone.
+        self._loop.call_soon_threadsafe(self._transport.send, _BINARY, frame, context=self._context)
 
     def receive(self, timeout_s: float | None) -> bytes | str:
         """See `ClientLink.receive`."""
@@ -284,12 +300,14 @@ class _ServerListener(picows.WSListener):
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         """Called by picows."""
-        if frame.msg_type == picows.WSMsgType.CLOSE:
+        kind, receiver = frame.msg_type, self._receiver
+        if kind == _CLOSE:
             _answer_close(transport, frame)
-        elif frame.msg_type != picows.WSMsgType.PONG and not self._closing:
-            message = self._joiner.add(frame)
-            if message is not None and self._receiver is not None:
-                self._receiver.frame(message)
+        elif kind != _PONG and not self._closing and receiver is not None:
+            whole = self._joiner.whole(kind, frame)
+            message = self._joiner.add(frame) if whole is None else whole
+            if message is not None:
+                receiver.frame(message)
 
     def on_ws_disconnected(self, transport: picows.WSTransport) -> None:
         """Called by picows."""
@@ -311,7 +329,7 @@ class _ServerListener(picows.WSListener):
         """See `ServerLink.send`."""
         transport = self._transport
         if transport is not None and not (self._closing or transport.is_disconnected):
-            transport.send(picows.WSMsgType.BINARY, frame)
+            transport.send(_BINARY, frame)
 
     def close(self, close: Close) -> None:
         """See `ServerLink.close`."""
