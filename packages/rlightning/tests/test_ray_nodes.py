@@ -120,7 +120,7 @@ def test_a_node_that_leaves_costs_the_episodes_on_it(two_nodes, tmp_path):
             policy_group = build_policy_group(config.policy.type, config.policy, config.cluster)
             buffer = build_data_buffer(config.buffer.type, config.buffer, seed=1)
             engine = build_engine(config, env_group, policy_group, buffer)
-            assert env_group.env_list[0].node == second
+            assert env_group.env_list[0].worker.node == second
             engine.collect(5)
             cluster.remove_node(other)
             begin_s = time.monotonic()

@@ -466,6 +466,21 @@ def test_a_cluster_that_is_not_open_is_said_so(tmp_path):
         build_policy_group(config.policy.type, config.policy, config.cluster)
 
 
+def test_only_a_cluster_that_this_machine_was_made_part_of_is_joined(
+    ray_cluster, tmp_path, monkeypatch
+):
+    from rlightning.runtime.ray import known_cluster
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert known_cluster() is None  # although the one of this test runs here
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.7:6379\n")
+    assert known_cluster() == "10.0.0.7:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.8:6379")
+    assert known_cluster() == "10.0.0.8:6379"
+
+
 def test_a_worker_of_the_cluster_logs_and_measures_into_the_run(ray_cluster, tmp_path):
     cluster = {"remote_env": False, "remote_eval": False, "remote_storage": False}
     config = fragile(tmp_path, cluster=cluster, policy={"type": "RayTalkingPolicy"})

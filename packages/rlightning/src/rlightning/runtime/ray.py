@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import logging
 import os
+import pathlib
 import re
 import sys
 import threading
@@ -56,9 +57,9 @@ class RayRuntime(Runtime):
     """Workers on a Ray cluster.
 
     Args:
-        address: ``auto`` joins a running cluster and otherwise starts one here, ``local`` always
-            starts one; anything else is the address of one. A process that has joined one already
-            stays there.
+        address: ``auto`` joins the cluster that this machine was made part of and otherwise starts
+            one here, ``local`` always starts one; anything else is the address of one. A process
+            that has joined one already stays there.
         setup: what every worker's process takes over.
         num_cpus: how many CPUs a cluster that is started here offers; by default what there are.
         start_timeout_s: longest wait for one worker to start.
@@ -160,18 +161,32 @@ def _join(address: str, num_cpus: int | None) -> bool:
     if ray.is_initialized():
         return False
     quiet: dict[str, Any] = {"logging_level": logging.WARNING}
-    if address != "local":
+    wanted = known_cluster() if address == "auto" else address
+    if wanted is not None and wanted != "local":
         try:
-            ray.init(address=address, **quiet)
+            ray.init(address=wanted, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             if address != "auto":
                 raise ConfigError(f"cluster.ray_address: {address!r}: {error}") from error
+            _log.warning("there was a Ray cluster at %s, which does not answer", wanted)
         else:
             _log.info("joined the Ray cluster at %s", ray.get_runtime_context().gcs_address)
             return False
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
     _log.info("started a local Ray cluster")
     return True
+
+
+def known_cluster() -> str | None:
+    """Return the address of the cluster that this machine was made part of; None where of none.
+
+    ``RAY_ADDRESS``, or what the last ``ray start`` on this machine noted. Not Ray's own ``auto``,
+    which also joins clusters that another run has started for itself and will end.
+    """
+    root = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    note = pathlib.Path(root, "ray", "ray_current_cluster")
+    noted = note.read_text(encoding="utf-8").strip() if note.is_file() else ""
+    return os.environ.get("RAY_ADDRESS") or noted or None
 
 
 def _nodes_by_name() -> dict[str, dict[str, Any]]:
