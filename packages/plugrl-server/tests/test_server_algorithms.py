@@ -253,8 +253,11 @@ def test_a_message_over_the_buffers_size_is_stored_whole():
     assert algorithm.should_learn()
 
 
-def test_rewards_that_overflow_move_no_weight():
-    algorithm = gaussian_ppo(buffer_size=4, normalize_rewards=False, gamma=0.99)
+@pytest.mark.parametrize("clip_vloss", [True, False], ids=["autograd", "fused"])
+def test_rewards_that_overflow_move_no_weight(clip_vloss):
+    changes = {"normalize_rewards": False, "gamma": 0.99, "clip_vloss": clip_vloss}
+    algorithm = gaussian_ppo(buffer_size=4, **changes)
+    assert (algorithm._fused is None) == clip_vloss
     before = {name: p.clone() for name, p in algorithm.policy.named_parameters()}
     columns = {"terminated": [0] * 4, "truncated": [0] * 4}
     batch = frames(algorithm, chains=[0, 0, 0, 0], rewards=[3e38, 3e38, 3e38, 1], **columns)
@@ -264,6 +267,33 @@ def test_rewards_that_overflow_move_no_weight():
     assert algorithm.skipped_steps > 0
     for name, parameter in algorithm.policy.named_parameters():
         assert torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("policy_uid", ["gaussian-policy", "categorical-policy"])
+def test_the_short_way_through_an_update_is_the_long_one(policy_uid):
+    """Same frames, same order of minibatches: the same weights and numbers, to rounding."""
+    ends, logged = [], []
+    for short in (True, False):
+        torch.manual_seed(3)
+        np.random.seed(3)
+        discrete = policy_uid == "categorical-policy"
+        config = CategoricalPolicyConfig(obs_dim=3, num_actions=3, device="cpu")
+        if not discrete:
+            config = GaussianPolicyConfig(obs_dim=3, action_dim=3, device="cpu")
+        settings = small_ppo(clip_vloss=False, ent_coef=0.01, train_itrs=1, max_grad_norm=0.3)
+        algorithm = build("ppo", policy_uid, settings, config)
+        assert algorithm._fused is not None
+        if not short:
+            algorithm._fused = None
+        learn = algorithm.learn_impl
+        algorithm.learn_impl = lambda learn=learn: logged.append(learn()[1]["losses"]) or (0, {})
+        train_in_process(algorithm, IdentityTask(4, discrete=discrete, size=3))
+        ends.append(algorithm.policy.state_dict())
+    first, second = logged[0], logged[len(logged) // 2]
+    for name, value in first.items():
+        assert value == pytest.approx(second[name], rel=1e-2, abs=1e-4), name
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor, ends[1][name], rtol=1e-3, atol=1e-3, msg=name)
 
 
 def test_the_critic_alone_learns_while_it_warms_up():

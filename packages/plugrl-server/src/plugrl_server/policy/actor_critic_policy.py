@@ -18,7 +18,7 @@ from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
 from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
 from rlightning.models.normalizer import ObservationNormalizer
-from rlightning.ops.plain_networks import PlainNetworks, draw_gaussian
+from rlightning.ops.plain_networks import PlainLayers, PlainNetworks, draw_gaussian
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,3 +237,17 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         network = self.actor_critic
         trunk = [] if network.critic_trunk is None else list(network.critic_trunk.parameters())
         return [*trunk, *network.value_head.parameters()]
+
+    def plain_layers(self) -> PlainLayers | None:
+        """Give the layers if they are all that there is: algorithms may take a short way then."""
+        return self.actor_critic.plain_layers()
+
+    @torch.no_grad()
+    def plain_inputs(self, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Give what `plain_layers` read and answer for stored rows: normalised, and flat.
+
+        Args:
+            obs: state vectors as stored, ``[B, obs_dim]``.
+            action: as stored, ``[B, *A]``.
+        """
+        return self.actor_critic.plain_inputs(self._normalize(obs.to(self.device)), action)

@@ -6,7 +6,9 @@ whose runtime state has ``obs``, ``action``, ``logprob`` and ``value``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
@@ -27,6 +29,7 @@ from plugrl_server.common.trees import map_tree, take
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import pick_fields
 from rlightning.ops import losses
+from rlightning.ops.fused_ppo import FusedPPO, Minibatch, supports
 from rlightning.ops.normalization import RunningMeanStd
 
 if TYPE_CHECKING:
@@ -40,6 +43,27 @@ __all__ = ["PPOAlgorithm"]
 
 _FIELDS = ("obs", "action", "logprob", "value")
 _BUFFER_SCHEMA = 1
+
+
+_LOGGED = (
+    "value_loss",
+    "policy_loss",
+    "entropy",
+    "old_approx_kl",
+    "approx_kl",
+    "clipfrac",
+    "grad_norm",
+)
+
+
+class _NotFiniteError(Exception):
+    """A gradient is not finite: nothing may move."""
+
+
+def _raise_not_finite(parameter: Tensor, gradient: Tensor) -> None:
+    """Called for each parameter when the norm of the whole gradient is not finite."""
+    del parameter, gradient
+    raise _NotFiniteError
 
 
 class _Rows(NamedTuple):
@@ -176,6 +200,7 @@ class PPOAlgorithm(BaseAlgorithm):
             groups.append({"params": critic, "lr": rate})
         self._initial_rates = [group["lr"] for group in groups]
         self.optimizer = torch.optim.Adam(groups, eps=config.adam_eps)
+        self._fused = self._make_fused()
 
     def _find_critic(self) -> set[int]:
         critic = getattr(self.learner_policy, "critic_parameters", None)
@@ -281,17 +306,65 @@ class PPOAlgorithm(BaseAlgorithm):
         """Take the gradient steps; give the means over the last pass."""
         config, n = self.config, len(rows.logprob)
         total = int(config.update_epochs)
-        for epoch in range(total):
-            order = torch.randperm(n, generator=self.generator)
-            logged: list[dict[str, float]] = []
-            for start in range(0, n, int(config.batch_size)):
-                index = order[start : start + int(config.batch_size)]
-                minibatch = _Rows(*(take(column, index) for column in rows))
-                logged.append(self._gradient_step(minibatch, warmup=warmup))
-                self.report_learn_progress(epoch * n + start + len(index), total * n)
-            if config.target_kl is not None and logged[-1]["approx_kl"] > config.target_kl:
-                break
+        with contextlib.ExitStack() as update:
+            step = partial(self._gradient_step, warmup=warmup)
+            if self._fused is not None:
+                policy: Any = self.learner_policy
+                obs, action = policy.plain_inputs(rows.obs, rows.action)
+                rows, step = rows._replace(obs=obs, action=action), partial(self._fused_step)
+                update.enter_context(self._fused.borrowed())
+            for epoch in range(total):
+                order = torch.randperm(n, generator=self.generator)
+                logged: list[dict[str, float]] = []
+                for start in range(0, n, int(config.batch_size)):
+                    index = order[start : start + int(config.batch_size)]
+                    logged.append(step(_Rows(*(take(column, index) for column in rows))))
+                    self.report_learn_progress(epoch * n + start + len(index), total * n)
+                if config.target_kl is not None and logged[-1]["approx_kl"] > config.target_kl:
+                    break
         return {name: sum(row[name] for row in logged) / len(logged) for name in logged[0]}
+
+    def _make_fused(self) -> FusedPPO | None:
+        """Give the short way through a gradient step where it computes what is asked for."""
+        config, policy = self.config, self.learner_policy
+        layers = getattr(policy, "plain_layers", lambda: None)()
+        if config.clip_vloss or layers is None or not supports(layers, self.optimizer):
+            return None
+        limit = float("inf") if config.max_grad_norm is None else config.max_grad_norm
+        return FusedPPO(
+            layers,
+            self.optimizer,
+            clip_ratio=config.clip_coef,
+            value_coef=0.5 * config.vf_coef,
+            entropy_coef=config.ent_coef,
+            max_grad_norm=limit,
+            on_non_finite=_raise_not_finite,
+        )
+
+    def _fused_step(self, rows: _Rows) -> dict[str, float]:
+        """Do what `_gradient_step` does for plain networks on a CPU, in a fraction of its time."""
+        assert self._fused is not None  # whoever calls this has seen it
+        advantage = losses.standardize(rows.advantage) if self.config.norm_adv else rows.advantage
+        minibatch = Minibatch(
+            rows.obs, rows.action, rows.logprob, advantage, rows.value_target, rows.value
+        )
+        try:
+            log_prob, value, entropy, norm = self._fused.step(minibatch)
+        except _NotFiniteError:
+            self.skipped_steps += 1
+            return dict.fromkeys(_LOGGED, float("nan"))
+        clip = self.config.clip_coef
+        surrogate = losses.ppo_policy_loss(log_prob, rows.logprob, advantage, clip_ratio=clip)
+        logged: tuple[Tensor | float, ...] = (
+            0.5 * losses.value_loss(value, rows.value_target),
+            surrogate.loss,
+            entropy,
+            (rows.logprob - log_prob).mean(),
+            surrogate.approx_kl,
+            surrogate.clip_fraction,
+            norm,
+        )
+        return {name: float(number) for name, number in zip(_LOGGED, logged, strict=True)}
 
     def _gradient_step(self, rows: _Rows, *, warmup: bool) -> dict[str, float]:
         config, policy = self.config, as_module(self.learner_policy, needed_by="ppo")
@@ -326,16 +399,16 @@ class PPOAlgorithm(BaseAlgorithm):
         project = getattr(policy, "project", None)
         if project is not None:
             project()
-        logged = {
-            "value_loss": critic,
-            "policy_loss": surrogate.loss,
-            "entropy": -bonus,
-            "old_approx_kl": (old_logprob - logprob).mean(),
-            "approx_kl": surrogate.approx_kl,
-            "clipfrac": surrogate.clip_fraction,
-            "grad_norm": norm,
-        }
-        return {name: float(value.detach()) for name, value in logged.items()}
+        logged = (
+            critic,
+            surrogate.loss,
+            -bonus,
+            (old_logprob - logprob).mean(),
+            surrogate.approx_kl,
+            surrogate.clip_fraction,
+            norm,
+        )
+        return {name: float(number.detach()) for name, number in zip(_LOGGED, logged, strict=True)}
 
     def _freeze_actor(self, *, warmup: bool) -> None:
         """Without a gradient Adam leaves a parameter alone, momentum included."""

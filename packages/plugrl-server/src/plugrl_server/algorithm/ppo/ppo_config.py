@@ -42,7 +42,8 @@ class PPOConfig(BaseAlgoConfig):
     clip_coef: float = 0.2
     """Width of the trust interval of the probability ratio."""
     clip_vloss: bool = True
-    """Keep the critic near its old prediction, by `clip_coef`."""
+    """Keep the critic near its old prediction, by `clip_coef`; small networks on a CPU learn
+    several times faster without."""
     ent_coef: float = 0.0
     """Weight of the entropy bonus."""
     vf_coef: float = 0.5
