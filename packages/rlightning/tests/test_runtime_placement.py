@@ -144,8 +144,13 @@ def test_the_humanoid_layout_fills_eight_nodes_of_eight_gpus():
     assert rows(made)["n0"] == "train 0-7 (GPU 0-7), buffer 0 3 6 9 12 15"
     assert rows(made)["n3"] == "eval 0 5 10 15 20 (GPU 0-4), env 0 5 10 15 20 (GPU 0-4)"
     assert rows(made)["n7"] == "eval 4 9 14 19 (GPU 0-3), env 4 9 14 19 (GPU 0-3)"
-    shares = {(worker.role, worker.gpus) for worker in made.workers}
-    assert shares == {("train", 1.0), ("eval", 0.5), ("env", 0.5), ("buffer", 0.0)}
+    shares = {(worker.role, worker.gpus, worker.extra_gpus) for worker in made.workers}
+    assert shares == {
+        ("train", 1.0, 0.0),
+        ("eval", 0.5, 0.0),
+        ("env", 0.25, 0.125),  # with what its evaluation and its recording take, half a GPU
+        ("buffer", 0.0, 0.0),
+    }
     assert made.notes == ("24 of 48 GPUs are shared by workers that asked for more",)
 
 
@@ -210,7 +215,8 @@ def test_too_few_gpus_are_refused_with_who_asked_what_there_is_and_what_to_do(
 
 def test_one_gpu_is_enough_for_all_where_they_may_share_it():
     made = planned("1x1", env=envs(1), strategy="colocate", env_strategy="device-colocate")
-    assert [worker.gpus for worker in made.workers] == [0.3333, 0.3333, 0.3333, 0.0]
+    assert [worker.gpus for worker in made.workers] == [0.3333, 0.3333, 0.1667, 0.0]
+    assert [worker.extra_gpus for worker in made.workers] == [0.0, 0.0, 0.0833, 0.0]
     assert {worker.bundle for worker in made.workers} == {0, None}
     halves = planned("1x1", env=envs(gpus=0), train_each_gpu_num=0.5, eval_each_gpu_num=0.5)
     assert [worker.gpus for worker in halves.workers] == [0.5, 0.5, 0, 0, 0]
@@ -243,6 +249,18 @@ def test_shares_of_a_gpu_are_packed_and_whole_gpus_stay_together():
 def test_workers_with_several_gpus_cannot_share_them(changes):
     with pytest.raises(PlacementError, match="GPUs"):
         planned("1x8", **changes)
+
+
+def test_an_environment_shares_its_gpu_with_its_evaluation_and_its_recording():
+    made = planned("1x8", env=envs(1))
+    worker = made.of("env")[0]
+    assert (worker.gpus, worker.extra_gpus) == (0.5, 0.25)
+    several = planned("1x8", env=envs(1, gpus=2))
+    worker = several.of("env")[0]
+    assert (worker.gpus, worker.extra_gpus) == (2, 0)
+    assert several.notes == (
+        "environments with several GPUs are evaluated and recorded without one",
+    )
 
 
 def test_unequal_numbers_of_train_and_eval_workers_are_colocated_pair_by_pair():
@@ -357,7 +375,7 @@ def test_indices_number_the_gpus_of_all_nodes_of_a_pool_and_may_be_shared():
         "n0": "eval 0-1 (GPU 0-1), env 0-3 (GPU 0-1), buffer 0",
         "n1": "train 0-1 (GPU 0-1), buffer 1",
     }
-    assert {worker.gpus for worker in made.of("env")} == {0.3333}
+    assert {(worker.gpus, worker.extra_gpus) for worker in made.of("env")} == {(0.1667, 0.0833)}
 
 
 def test_a_pool_takes_the_nodes_it_names_and_others_take_what_is_left():
@@ -456,7 +474,8 @@ def test_no_plan_asks_a_node_for_more_than_it_has_or_forgets_a_worker():
             members = [worker for worker in made.workers if worker.bundle == index]
             assert members
             assert {worker.node for worker in members} == {bundle.node}
-            assert sum(worker.gpus for worker in members) <= bundle.gpus + 1e-6
+            asked = sum(worker.gpus + 2 * worker.extra_gpus for worker in members)
+            assert asked <= bundle.gpus + 1e-6
             assert sum(worker.cpus for worker in members) <= bundle.cpus + 1e-4
         if settings["strategy"] == "colocate":
             pairs = itertools.zip_longest(made.of("train"), made.of("eval"))
@@ -507,6 +526,7 @@ def test_a_plan_is_plain_data():
         "cpus": 1.0,
         "gpus": 0.5,
         "memory_bytes": 0,
+        "extra_gpus": 0.0,
     }
     assert plain["bundles"][0] == {"node": "n0", "gpu_ids": [0], "cpus": 2.0, "memory_bytes": 0}
 

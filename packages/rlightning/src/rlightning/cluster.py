@@ -119,7 +119,7 @@ class Cluster:
         if worker is not None:
             options = {
                 "num_cpus": 0 if extra else worker.cpus,
-                "num_gpus": worker.gpus,
+                "num_gpus": worker.extra_gpus if extra else worker.gpus,
                 "memory": 0 if extra else worker.memory_bytes,
                 "node": worker.node,
                 "bundle": worker.bundle,

@@ -69,18 +69,23 @@ def plan(cluster: ClusterConfig, envs: Sequence[EnvConfig], nodes: Sequence[Node
     pinned = cluster.strategy != "default"
     cpus = _shared_cpus(board, cluster, notes, pinned=pinned)
     bundles, members, gpus = _bundled(board, cpus, notes) if pinned else ([], {}, {})
-    workers = [
-        Worker(
-            role=request.role,
-            index=request.index,
-            node=nodes[request.node].name if pinned and request.node is not None else None,
-            bundle=members.get(position),
-            cpus=cpus[position],
-            gpus=gpus.get(position, request.gpus),
-            memory_bytes=request.memory_bytes,
+    workers = []
+    for position, request in enumerate(requests):
+        own, extra = _divided(request.role, gpus.get(position, request.gpus))
+        workers.append(
+            Worker(
+                role=request.role,
+                index=request.index,
+                node=nodes[request.node].name if pinned and request.node is not None else None,
+                bundle=members.get(position),
+                cpus=cpus[position],
+                gpus=own,
+                memory_bytes=request.memory_bytes,
+                extra_gpus=extra,
+            )
         )
-        for position, request in enumerate(requests)
-    ]
+    if any(worker.role == "env" and worker.gpus > 1 for worker in workers):
+        notes.append("environments with several GPUs are evaluated and recorded without one")
     return Plan(
         strategy=cluster.strategy,
         nodes=tuple(nodes),
@@ -151,6 +156,14 @@ def _how_to_share(cluster: ClusterConfig) -> dict[str, str]:
     if cluster.strategy in ("disaggregate", "colocate"):
         advice["env"] = "let env share GPUs (cluster.placement.env_strategy: device-colocate)"
     return advice
+
+
+def _divided(role: str, gpus: float) -> tuple[float, float]:
+    """Return what a worker asks for of its GPU, and what each of its two further processes does."""
+    if role != "env" or gpus > 1:
+        return gpus, 0.0
+    extra = _floor(gpus / 4)
+    return _floor(gpus - 2 * extra), extra
 
 
 def _floor(share: float) -> float:

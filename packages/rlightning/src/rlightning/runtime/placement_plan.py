@@ -71,6 +71,9 @@ class Worker:
     """GPUs to ask for; less than configured where workers share a GPU, 0 where there is none."""
     memory_bytes: int = 0
     """Memory to reserve."""
+    extra_gpus: float = 0.0
+    """GPUs for each of the two further processes that an environment worker has for a while: one
+    for evaluation, one for recording. They share its GPU, of which it asks for half."""
 
     @property
     def name(self) -> str:
@@ -123,7 +126,7 @@ class Plan:
         anywhere = [worker for worker in self.workers if worker.node is None]
         if anywhere:
             asked = round(sum(worker.cpus for worker in anywhere), 2)
-            shares = round(sum(worker.gpus for worker in anywhere), 2)
+            shares = round(sum(w.gpus + 2 * w.extra_gpus for w in anywhere), 2)
             counts = (f"{asked:g}/{cpus:g}", f"{shares:g}/{gpus}", "-")
             rows.append(("anywhere", *counts, self._listed(anywhere)))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
