@@ -6,12 +6,22 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
+import rlightning
 from plugrl_env_client.runner.rollout import RolloutOptions
+from plugrl_server.algorithm.rlightning.rlightning_algorithm import (
+    RLightningAlgorithm,
+    RLightningConfig,
+)
+from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
+from plugrl_server.common.checkpoint_manager import load_checkpoint_from_path
+from plugrl_server.testing import serve
 from rlightning.env.remote_env import RemoteEnv, RemoteEnvClient
 from rlightning.launch import run_main, train_main
 from rlightning.utils.logger.files import read_rows
+from rlightning.utils.registry import POLICIES
 
 BIN = pathlib.Path(sys.executable).parent
 SMALL = (
@@ -185,13 +195,6 @@ def test_an_environment_of_ones_own_dials_in(tmp_path, monkeypatch, bridge):
 
 
 def test_a_server_trains_several_clients_that_come_and_go(tmp_path, bridge):
-    from plugrl_server.algorithm.rlightning.rlightning_algorithm import (
-        RLightningAlgorithm,
-        RLightningConfig,
-    )
-    from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
-    from plugrl_server.testing import serve
-
     config = bridge.config_of(
         "cartpole_ppo", tmp_path, *SMALL, "train.max_epochs=12", "train.seed=0"
     )
@@ -215,17 +218,9 @@ def test_a_server_trains_several_clients_that_come_and_go(tmp_path, bridge):
 
 def test_a_served_policy_resumes_exactly_where_it_was(tmp_path, bridge):
     """Counters, optimizer and weights come back; a rollout that was under way is collected anew."""
-    from plugrl_server.algorithm.rlightning.rlightning_algorithm import (
-        RLightningAlgorithm,
-        RLightningConfig,
-    )
-    from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
-
     bridge.train_served("pendulum_sac", tmp_path, "train.max_epochs=20", "buffer.min_size=64",
                         "train.batch_size=32", "train.minibatch_size=16",
                         "train.seed=0")  # fmt: skip
-    from plugrl_server.common.checkpoint_manager import load_checkpoint_from_path
-
     checkpoint = load_checkpoint_from_path(tmp_path / "server")
     config = bridge.config_of("pendulum_sac", tmp_path, "train.seed=0")
     again = RLightningAlgorithm(RLightningConfig(), ServedPolicy(config))
@@ -239,3 +234,49 @@ def test_a_served_policy_resumes_exactly_where_it_was(tmp_path, bridge):
         for state in again.served.group.train_list[0].optimizers["actor"].state.values()
     ]
     assert all(int(step) > 0 for step in rates)
+
+
+def test_a_policy_that_takes_rows_as_a_trainer_steps_them_is_served_without_a_change(
+    tmp_path, monkeypatch, bridge
+):
+    """The template's policy wants a leading row axis, and is not told of the wire."""
+    template = pathlib.Path(rlightning.__file__).parent / "templates" / "algorithm"
+    monkeypatch.syspath_prepend(template)
+    monkeypatch.setattr(POLICIES, "module_dict", dict(POLICIES.module_dict))
+    monkeypatch.delitem(sys.modules, "my_policy", raising=False)
+    weights = bridge.train_served(
+        "cartpole_ppo", tmp_path, "imports=[my_policy]", "policy.type=MyPolicy",
+        "policy.model_cfg={hidden_size: 16}", "env.num_envs=2", "train.max_epochs=2",
+        "train.max_rollout_steps=32", "~train.ppo_epochs", "~train.minibatch_size",
+    )  # fmt: skip
+    assert set(weights["weights"]) == {"actor", "critic"}
+    POLICIES.module_dict.pop("MyPolicy", None)
+
+
+def test_clients_of_an_off_policy_run_come_and_go_and_a_person_may_act(tmp_path, bridge):
+    small = ["buffer.min_size=64", "train.batch_size=32", "train.minibatch_size=16"]
+    config = bridge.config_of(
+        "pendulum_sac", tmp_path, *small, "train.max_epochs=60", "train.seed=0"
+    )
+    algorithm = RLightningAlgorithm(RLightningConfig(), ServedPolicy(config))
+    executed = np.full((1, 1), 0.25, np.float32)
+    with serve(algorithm) as running:
+        port = running.server.port
+        short = bridge.Client(port, "Pendulum-v1", episodes=1, seed=1)
+        long = bridge.Client(port, "Pendulum-v1", num_envs=2, seed=2)
+        tell = short.agent.feedback
+
+        def told(obs, rewards, terminated, truncated, info, **more):
+            tell(obs, rewards, terminated, truncated, {"executed_action": executed[None]}, **more)
+
+        short.agent.feedback = told
+        for client in (short, long):
+            client.start()
+        running.join(60)
+        for client in (short, long):
+            client.join(30)
+    assert (short.error, long.error) == (None, None)
+    assert algorithm.epoch == 60
+    batch = algorithm.buffer.get_all()
+    assert len(batch) >= 60 * 8 - 3, "the last row of each environment waits for what follows"
+    assert (batch["action"] == 0.25).any()

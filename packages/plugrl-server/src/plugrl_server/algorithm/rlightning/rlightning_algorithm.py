@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig, BaseAlgorithm, Checkpoint
+from plugrl_server.algorithm.executed import executed_actions
 from plugrl_server.algorithm.rlightning.parts import build_buffer, user_errors
 from plugrl_server.algorithm.rlightning.served_policy import row_of
 from plugrl_server.algorithm.torch_state import snapshot
 from plugrl_server.errors import UsageError
-from rlightning.types import BatchedData, EnvRet
+from rlightning.types import BatchedData, EnvRet, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,7 +93,7 @@ class RLightningAlgorithm(BaseAlgorithm):
         rows = sum(section.num_envs * section.num_workers for section in self.run.env)
         # Room for as many as are configured; whoever dials in becomes a worker of its own.
         seats = [f"seat-{row}" for row in range(rows)]
-        self.buffer.init([policy.meta] * rows, seats)
+        self.buffer.init([policy.row_meta] * rows, seats)
         policy.group.sync_weights()
 
     def _epoch_length(self) -> int:
@@ -149,11 +150,13 @@ class RLightningAlgorithm(BaseAlgorithm):
         self._frames += len(batch)
         following = self.served.prepare_observation(batch.next_obs)
         pairs: Any = batch.runtime_state
+        if not self.on_policy and "executed_action" in batch.info:
+            self._put_executed(batch, pairs)
         for row, chain in enumerate(batch.chains.tolist()):
             env_ret, response = pairs[row]
             name = f"env-{chain}"
             if chain not in self._chains:
-                self.buffer.add_worker(name, self.served.meta)
+                self.buffer.add_worker(name, self.served.row_meta)
             self.buffer.add_transition(name, env_ret, response)
             self._chains[chain] = _Chain(
                 row_of(following, row),
@@ -163,6 +166,14 @@ class RLightningAlgorithm(BaseAlgorithm):
                 batch.steps[row],
             )
         return {}
+
+    @staticmethod
+    def _put_executed(batch: FrameBatch, pairs: Any) -> None:
+        """Learn off policy from what was really done, a person's actions included."""
+        asked = np.stack([np.asarray(to_numpy(response.action)) for _, response in pairs])
+        executed = executed_actions(batch, asked)
+        for row, (_, response) in enumerate(pairs):
+            response.action = executed[row]
 
     def forget_chain(self, chain: int) -> None:
         """No frame with this number will come again: what there is of it is complete."""

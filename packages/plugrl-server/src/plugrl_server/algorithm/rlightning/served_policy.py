@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -10,6 +11,7 @@ from plugrl_envs.actions import ActionBorder
 from plugrl_server.algorithm.rlightning.parts import build_policies, spaces_of, user_errors
 from plugrl_server.errors import ObservationError
 from plugrl_server.policy.base_policy import BasePolicy
+from rlightning.policy.joining import join_rows, split_rows
 from rlightning.types import BatchedData, EnvMeta, EnvRet, map_leaves
 from rlightning.utils.observation_form import ObservationForm
 
@@ -33,13 +35,16 @@ def row_of(rows: Any, row: int) -> Any:
 class ServedPolicy(BasePolicy):
     """Every environment of a client is one environment worker of one row.
 
+    A policy that acts in joined rows, or whose configuration has several rows (``num_envs``), gets
+    a leading row axis, as it would in process; any other gets one row at a time without one.
+
     Args:
         config: the whole run; the first ``env`` section says what clients show and take.
 
     Attributes:
         group: the TRAIN and the EVAL instance.
         form: what clients show.
-        meta: of one environment.
+        row_meta: of one environment.
         deterministic: whether it acts without exploration.
 
     Raises:
@@ -55,16 +60,18 @@ class ServedPolicy(BasePolicy):
         self.action_horizon = keys.action_horizon
         shape = spaces.action.shape or ()
         self.action_dim = int(np.prod(shape[1:] if keys.action_horizon > 1 else shape))
-        self.meta = EnvMeta(
+        self.row_meta = EnvMeta(
             env_id="served",
             action_space=self._border.policy_space,
             observation_space=self.form.space,
             num_envs=1,
         )
+        rows = config.env[0].num_envs
+        self._joins = rows > 1
         self.deterministic = False
         with user_errors():
             self.group = build_policies(config)
-            self.group.init(config.train, self.meta)
+            self.group.init(config.train, dataclasses.replace(self.row_meta, num_envs=rows))
 
     @property
     def name(self) -> str:
@@ -110,11 +117,13 @@ class ServedPolicy(BasePolicy):
 
     def respond(self, env_rets: Sequence[EnvRet]) -> Sequence[PolicyResponse]:
         """Return the policy's answers, one each."""
-        ids = [env_ret.env_id for env_ret in env_rets]
-        batch = self.group.rollout_batch(
-            BatchedData(ids, list(env_rets)), deterministic=self.deterministic
-        )
-        return batch.values()
+        joins = self._joins and not self.group.eval_list[0].batched_rollout
+        asked = [join_rows(env_rets)] if joins else list(env_rets)
+        ids = [env_ret.env_id for env_ret in asked]
+        answers = self.group.rollout_batch(
+            BatchedData(ids, asked), deterministic=self.deterministic
+        ).values()
+        return split_rows(answers[0], env_rets) if joins else answers
 
     def fake_runtime_state(self, batch_size: int) -> Any:
         """Give what acting on zeros gives."""
