@@ -280,6 +280,7 @@ def test_a_dataset_may_live_in_files(tmp_path, demonstrations):
         buffer = build_data_buffer("DatasetBuffer", config.buffer, seed=1)
         buffer.init(envs.init(seed=0), envs.env_ids)
         batches.append(buffer.sample(64)[0])
+        assert len(buffer.sample(2048)[0]) == 2048  # more than there are: drawn with replacement
         envs.close()
     assert list((tmp_path / "columns").iterdir())
     for name in ("observation", "action", "next_observation", "terminated", "truncated"):

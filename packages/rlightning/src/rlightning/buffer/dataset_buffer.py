@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
 from rlightning.buffer.replay_buffer import ReplayBuffer
 from rlightning.datasets import Fit, open_dataset
 from rlightning.errors import ConfigError
@@ -39,6 +41,8 @@ class DatasetBuffer(ReplayBuffer):
         """Folder of the dataset, in the layout of Minari or LeRobot."""
         dataset_kind: Literal["auto", "minari", "lerobot"] = "auto"
         """Which layout; ``auto`` looks."""
+        min_size: int | None = Field(default=1, ge=1)
+        """Transitions that there must be before the first batch, which may be larger."""
 
     def init(
         self,

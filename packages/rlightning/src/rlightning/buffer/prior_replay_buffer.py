@@ -44,6 +44,9 @@ class PriorReplayBuffer(ReplayBuffer):
 
         prior_fraction: float = Field(default=0.5, gt=0, lt=1)
         """Share of the dataset in every batch."""
+        min_size: int | None = Field(default=None, ge=1)
+        """Collected transitions that there must be before the first batch; unset: as many as its
+        collected share."""
 
     def _check_options(self) -> None:
         super()._check_options()
