@@ -8,6 +8,7 @@ evaluation episodes at the end of training.
 import argparse
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -76,13 +77,20 @@ def summarise(name: str, cases: dict[str, Case]) -> dict[str, dict]:
         runs = [json.loads(path.read_text()) for path in files]
         if runs:
             finals = [run["final_return"] for run in runs]
+            late = [_late_mean(run["evaluations"]) for run in runs]
             rows[label] = {
                 "seeds": [run["seed"] for run in runs],
                 "env_steps": runs[0]["env_steps"],
                 "returns": [round(value, 1) for value in finals],
+                "late_mean": round(statistics.fmean(late), 1),
                 **over_seeds(finals),
             }
     return rows
+
+
+def _late_mean(evaluations: list) -> float:
+    """Return the mean over the second half of the evaluations of a run."""
+    return statistics.fmean(value for _, value in evaluations[len(evaluations) // 2 :])
 
 
 def main(
