@@ -11,6 +11,7 @@ import types
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from plugrl_server import cli, cli_args
 from plugrl_server.common import registry as registry_module
@@ -316,9 +317,12 @@ def test_serve_only_answers_with_a_checkpoint_and_learns_nothing(tmp_path):
     assert client.frames_sent == 80
     assert server.trainer.version == 0
     assert not (tmp_path / "none").exists()
-    weights = torch.load(saved / "64.pt", weights_only=True)
-    for name, tensor in server.trainer.algorithm.policy.state_dict().items():
-        assert torch.equal(tensor, weights[name]), name
+    stored = load_file(saved / "64" / "model.safetensors")
+    found = server.trainer.algorithm.policy.state_dict()
+    assert len(found) == len(stored)
+    for path, tensor in stored.items():
+        _, _, name = path.partition(".")  # behind "weights" or "extra"
+        assert torch.equal(tensor, found[name]), name
 
 
 def test_overlap_gives_the_learner_a_policy_of_its_own():
