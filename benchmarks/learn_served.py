@@ -16,14 +16,13 @@ import os
 import pathlib
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 
-from common import commit, machine, write_result
+from common import commit, machine, over_seeds, write_result
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = pathlib.Path(__file__).parent / "results" / "learn_served"
@@ -254,7 +253,7 @@ def summarise() -> list[dict]:
         runs = [json.loads(p.read_text()) for p in sorted(RESULTS.glob(f"{name}_[0-9]*.json"))]
         if not runs:
             continue
-        mean = statistics.fmean(reached(task, run) for run in runs)
+        values = over_seeds([reached(task, run) for run in runs])
         rows.append(
             {
                 "task": name,
@@ -263,9 +262,9 @@ def summarise() -> list[dict]:
                 "initial": [round(run["initial_return"], 1) for run in runs],
                 "final": [round(run["final_return"], 1) for run in runs],
                 "what": "gain" if task.is_gain else "return",
-                "mean": round(mean, 1),
+                **values,
                 "goal": task.goal,
-                "goal_holds": mean >= task.goal,
+                "goal_holds": values["mean"] >= task.goal,
                 "steps_per_s": [round(run["env_steps"] / run["wall_s"]) for run in runs],
                 "source": task.source,
             }
