@@ -186,23 +186,24 @@ def cpu_us(*pids):
 
 def messages(kind):
     """Make pairs as one client sends them: the env stays; pose, images, step id, reward change."""
-    rng, pairs = np.random.default_rng(0), []
-    for number in range(MESSAGES[kind]):
+    rng, observations, pairs = np.random.default_rng(0), [], []
+    for _ in range(MESSAGES[kind]):
         images = None
         if kind == "two images":
             images = {
                 name: rng.integers(0, 255, (1, 224, 224, 3)).astype(np.uint8)
                 for name in ("base", "wrist")
             }
-        seen = make_observation(
-            num_envs=1, images=images, states={"pose": rng.normal(size=(1, 17)).astype("f4")}
-        )
+        pose = rng.normal(size=(1, 17)).astype("f4")
+        observations.append(make_observation(num_envs=1, images=images, states={"pose": pose}))
+    for number, seen in enumerate(observations):
         ids, step_ids = np.zeros(1, np.int64), np.full(1, number, np.int64)
         infer = Infer(env_indices=ids, step_ids=step_ids, observation=seen)
         feedback = Feedback(
-            env_indices=ids, step_ids=step_ids, observation=seen,
-            rewards=rng.normal(size=1).astype("f4"), terminated=np.zeros(1, np.bool_),
-            truncated=np.zeros(1, np.bool_), steps=np.full(1, 4),
+            env_indices=ids, step_ids=step_ids, rewards=rng.normal(size=1).astype("f4"),
+            observation=observations[(number + 1) % len(observations)],
+            terminated=np.zeros(1, np.bool_), truncated=np.zeros(1, np.bool_),
+            steps=np.full(1, 4),
         )  # fmt: skip
         pairs.append((infer, feedback))
     return pairs
@@ -251,7 +252,7 @@ def blocks(kind, library, *, rounds, size):
     for number in range(rounds + 2):
         for name, cycle in cycles.items():
             cpu_begin = cpu_us(os.getpid(), server.pid)
-            for turn in range(size):
+            for turn in range(number * size, (number + 1) * size):
                 begin = time.perf_counter()
                 cycle(turn)
                 if number >= 2:

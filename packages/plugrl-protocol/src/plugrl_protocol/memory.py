@@ -32,13 +32,17 @@ class _Kept:
         self._data = [array.tobytes() for array in arrays]
         self.rows = len(seen)
 
-    def equals(self, seen: Observation) -> bool:
-        """Tell whether all rows are the same bytes under the same names, text included."""
+    def equals(self, seen: Observation) -> bool | None:
+        """Tell whether all rows are the same bytes under the same names, text included.
+
+        Returns:
+            None where names, dtypes or shapes differ: text of another width may be the same text.
+        """
         if (*seen.images, None, *seen.states) != self._names:
-            return False
+            return None
         arrays = _arrays_of(seen)
         if list(map(spec_of, arrays)) != self._specs:
-            return False
+            return None
         for array, data in zip(arrays, self._data, strict=True):  # noqa: SIM110  # all() is slower
             if array.tobytes() != data:
                 return False
@@ -105,7 +109,10 @@ class Memory:
             The rows that must be sent, and ``reuse`` |b1 [n]; None when all must be.
         """
         kept = self._of_all(indices, len(seen))
-        if kept is not None and kept.equals(seen):
+        is_equal = None if kept is None else kept.equals(seen)
+        if is_equal is False and len(indices) == 1:
+            return None
+        if kept is not None and is_equal:
             if self._all is None or not kept.is_like(self._all[0]):
                 self._all = kept, seen.rows(slice(0, 0)), np.ones(len(indices), np.bool_)
             return self._all[1:]
