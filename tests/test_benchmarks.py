@@ -27,6 +27,7 @@ def load(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_shipped_configuration_learns_as_its_recorded_run_did(load, seed):
     """The mean return over the last tenth of the steps is within a tenth of the recorded one."""
