@@ -1,111 +1,196 @@
-"""Do SAC, TD3 and DQN reach the returns expected of them in few steps?
+"""Do SAC and TD3 learn as fast, per environment step, as Stable-Baselines3's?
 
-    python benchmarks/learn_sac.py [--quick] [--tasks pendulum_sac ...] [--seeds 0 1 2]
+    python benchmarks/learn_sac.py [--quick] [--cases pendulum_sac ...] [--seeds 0 1 2 3 4]
 
-A finished (task, seed) is not run again: its result stands in
-``benchmarks/results/learn_sac/<task>_<seed>.json``. Every figure is the mean return of 20
-deterministic evaluation episodes at the end of a packaged configuration.
+Both sides have the same settings: networks, learning rates, batches, one gradient step per
+environment step, as many random steps before the first. Every figure is the mean return of 20
+deterministic episodes. A case's claim holds where our mean over the seeds is not below the lowest
+of Stable-Baselines3's. A finished (case, side, seed) is not run again: its result stands in
+``benchmarks/results/learn_sac/<case>_<side>_<seed>.json``.
 """
 
 import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
+from dataclasses import dataclass
 
-from common import commit, machine, write_result
+import torch
+from common import RESULTS, commit, machine, write_result
+from learning import Case, train
 
-RESULTS = pathlib.Path(__file__).parent / "results" / "learn_sac"
-GOALS = {"pendulum_sac": -300, "pendulum_td3": -300, "cartpole_dqn": 475}
-"""Packaged configuration, and the mean return over seeds that counts as reached: the swing-up
-within 6,000 steps, and what Gymnasium calls solved within 50,000."""
+FOLDER = RESULTS / "learn_sac"
+SIDES = ("rlightning", "stable_baselines3")
+EPISODES = 20
 
 
-def train(task: str, seed: int, extra: list[str]) -> dict:
-    """Train once and return the curve and the final evaluation."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(pathlib.Path(sys.executable).with_name("rlightning")), "train", task,
-            f"train.seed={seed}", f"log.log_dir={folder}", "log.project=p", "log.name=run",
-            "verbose=false", *extra,
-        ]  # fmt: skip
-        start_s = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wall_s = time.monotonic() - start_s
-        text = (pathlib.Path(folder) / "p" / "run" / "metrics.jsonl").read_text()
-    rows = [json.loads(line) for line in text.splitlines()]
-    final = [row for row in rows if row["stream"] == "eval"][-1]
-    curve = [row for row in rows if "rollout/episode_return" in row]
-    every = max(1, len(curve) // 100)
+@dataclass(frozen=True)
+class Task:
+    """What both sides learn."""
+
+    config: str
+    """A packaged configuration of ours."""
+    algorithm: str
+    """The peer's class."""
+    env_id: str
+    at_steps: tuple[int, ...]
+    """When to evaluate; the last is the end."""
+    random_steps: int
+    learning_rate: float
+    steps: int
+    """Environment steps, and gradient steps, that take turns."""
+    rows: int = 256
+    hidden: int = 256
+
+    def case(self) -> Case:
+        """Return our side."""
+        every = self.at_steps[0] // self.steps
+        rates = ["actor_lr", "critic_lr", *(["temperature_lr"] if self.algorithm == "SAC" else [])]
+        return Case(
+            self.config,
+            [
+                f"train.max_epochs={self.at_steps[-1] // self.steps}",
+                f"train.max_rollout_steps={self.steps}",
+                f"train.batch_size={self.steps * self.rows}",
+                f"train.minibatch_size={self.rows}",
+                f"train.eval_interval={every}",
+                f"train.eval_episodes={EPISODES}",
+                "train.save_interval=-1",
+                f"buffer.min_size={self.random_steps}",
+                f"++policy.model_cfg.hidden_sizes=[{self.hidden},{self.hidden}]",
+                *(f"++policy.optim_cfg.{name}={self.learning_rate}" for name in rates),
+            ],
+        )
+
+
+TASKS = {
+    "pendulum_sac": Task("pendulum_sac", "SAC", "Pendulum-v1", (5000, 20_000), 100, 1e-3, 4),
+    "halfcheetah_sac": Task(
+        "halfcheetah_sac", "SAC", "HalfCheetah-v5", (25_600, 51_200), 10_000, 3e-4, 16
+    ),
+    "halfcheetah_td3": Task(
+        "halfcheetah_td3", "TD3", "HalfCheetah-v5", (25_600, 51_200), 10_000, 1e-3, 16
+    ),
+}
+
+
+def ours(task: Task, seed: int) -> dict[int, float]:
+    """Train ours; return the mean return by environment steps."""
+    result = train(task.case(), seed, [])
     return {
-        "task": task,
-        "seed": seed,
-        "env_steps": final["env_step"],
-        "updates": max(row.get("train/updates", 0) for row in rows),
-        "wall_s": round(wall_s, 1),
-        "final_return": final["eval/episode_return"],
-        "final_return_std": final["eval/episode_return_std"],
-        "curve": [[r["env_step"], round(r["rollout/episode_return"], 1)] for r in curve[::every]],
-        "commit": commit(),
-        "machine": machine(),
+        wanted: min(result["evaluations"], key=lambda row: abs(row[0] - wanted))[1]
+        for wanted in task.at_steps
     }
 
 
-def summarise() -> list[dict]:
-    """Return a row per task over the seeds that have been run."""
+def theirs(task: Task, seed: int) -> dict[int, float]:
+    """Train Stable-Baselines3's; return the same."""
+    import gymnasium as gym
+    import numpy as np
+    import stable_baselines3
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    torch.set_num_threads(1)
+    env = gym.make(task.env_id)
+    further = {}
+    if task.algorithm == "TD3":
+        size = env.action_space.shape[0]
+        further["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, 0.1))
+    model = getattr(stable_baselines3, task.algorithm)(
+        "MlpPolicy", env, seed=seed, device="cpu", learning_rate=task.learning_rate,
+        train_freq=task.steps, gradient_steps=task.steps, batch_size=task.rows,
+        learning_starts=task.random_steps, buffer_size=1_000_000,
+        policy_kwargs={"net_arch": [task.hidden, task.hidden]}, **further,
+    )  # fmt: skip
+    evaluation = Monitor(gym.make(task.env_id))
+    returns, done = {}, 0
+    for wanted in task.at_steps:
+        model.learn(wanted - done, reset_num_timesteps=done == 0)
+        done = wanted
+        evaluation.reset(seed=10_000 + seed)
+        returns[wanted] = float(evaluate_policy(model, evaluation, EPISODES)[0])
+    return returns
+
+
+def run(label: str, side: str, seed: int, folder: pathlib.Path) -> None:
+    """Run one side once, unless it has been."""
+    path = folder / f"{label}_{side}_{seed}.json"
+    if path.exists():
+        return
+    start_s = time.monotonic()
+    returns = (ours if side == "rlightning" else theirs)(TASKS[label], seed)
+    content = {
+        "case": label,
+        "side": side,
+        "seed": seed,
+        "returns": {str(at): round(value, 1) for at, value in returns.items()},
+        "wall_s": round(time.monotonic() - start_s, 1),
+        "commit": commit(),
+        "machine": machine(),
+    }
+    path.write_text(json.dumps(content) + "\n")
+    print(f"{label} {side} seed {seed}: {content['returns']}", flush=True)
+
+
+def summarise(folder: pathlib.Path) -> list[dict]:
+    """Return a row per case and evaluation, over the seeds that both sides have been run with."""
     rows = []
-    for task, goal in GOALS.items():
-        files = sorted(RESULTS.glob(f"{task}_[0-9]*.json"))
-        runs = [json.loads(path.read_text()) for path in files]
-        if not runs:
-            continue
-        finals = [run["final_return"] for run in runs]
-        mean = statistics.fmean(finals)
-        rows.append(
-            {
-                "task": task,
-                "seeds": [run["seed"] for run in runs],
-                "env_steps": runs[0]["env_steps"],
-                "updates": runs[0]["updates"],
-                "returns": [round(value, 1) for value in finals],
-                "mean": round(mean, 1),
-                "goal": goal,
-                "goal_holds": mean >= goal,
+    for label, task in TASKS.items():
+        found = {
+            side: {
+                run["seed"]: run["returns"]
+                for run in map(
+                    json.loads, (f.read_text() for f in folder.glob(f"{label}_{side}_*.json"))
+                )
             }
-        )
+            for side in SIDES
+        }
+        seeds = sorted(found[SIDES[0]].keys() & found[SIDES[1]].keys())
+        for at in task.at_steps if seeds else ():
+            our, their = ([found[side][seed][str(at)] for seed in seeds] for side in SIDES)
+            rows.append(
+                {
+                    "case": label,
+                    "env_steps": at,
+                    "seeds": seeds,
+                    "rlightning": our,
+                    "stable_baselines3": their,
+                    "means": [round(statistics.fmean(values), 1) for values in (our, their)],
+                    "goal_holds": statistics.fmean(our) >= min(their),
+                }
+            )
     return rows
 
 
 def main() -> None:
     """Run what is missing and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few epochs of SAC, kept nowhere")
-    parser.add_argument("--tasks", nargs="*", choices=GOALS, default=list(GOALS))
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--quick", action="store_true", help="a few epochs of ours, kept nowhere")
+    parser.add_argument("--cases", nargs="*", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4])
     arguments = parser.parse_args()
     if arguments.quick:
-        result = train("pendulum_sac", 0, ["train.max_epochs=160", "train.eval_episodes=4"])
-        print(f"pendulum_sac, {result['updates']:.0f} updates: {result['final_return']:.1f}")
+        short = ["train.max_epochs=30", "train.eval_episodes=2", "train.eval_interval=-1"]
+        result = train(TASKS["pendulum_sac"].case(), 0, short)
+        print(f"pendulum_sac, {result['env_steps']} steps: {result['final_return']:.1f}")
         return
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
-        for task in arguments.tasks:
-            path = RESULTS / f"{task}_{seed}.json"
-            if not path.exists():
-                result = train(task, seed, [])
-                path.write_text(json.dumps(result) + "\n")
-                print(f"{task} seed {seed}: {result['final_return']:.1f}", flush=True)
-    rows = summarise()
-    print(f"{'task':14} {'steps':>7} {'updates':>8} {'mean':>8} {'goal':>6}  returns per seed")
+        for label in arguments.cases:
+            for side in SIDES:
+                run(label, side, seed, FOLDER)
+    rows = summarise(FOLDER)
+    print(f"{'case':16} {'steps':>7} {'ours':>9} {'SB3':>9}  returns per seed, ours | SB3")
     for row in rows:
+        our, their = row["means"]
         print(
-            f"{row['task']:14} {row['env_steps']:7,} {row['updates']:8,.0f} {row['mean']:8.1f} "
-            f"{row['goal']:6}  {row['returns']}"
+            f"{row['case']:16} {row['env_steps']:7,} {our:9.1f} {their:9.1f}  "
+            f"{row['rlightning']} | {row['stable_baselines3']}"
         )
-    write_result("learn_sac", rows, goals_hold=all(row["goal_holds"] for row in rows))
+    write_result("learn_sac", rows, goals_hold=bool(rows) and all(r["goal_holds"] for r in rows))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ class ReplayBuffer(DataBuffer):
     - ``mask`` ``[rows, L]`` bool, with ``sequence_length`` L: every field is ``[rows, L, ...]``, a
       transition and those after it in the same episode; where the mask is False, zeros.
 
-    Where an environment says in ``info["executed_action"]`` what was really done, such as the action
-    of a person who took over, that is the action stored; of several environments
+    Where an environment says in ``info["executed_action"]`` what was really done, such as what a
+    person did who took over, that is the action stored; of several environments
     ``_executed_action`` masks those that it is said of.
 
     `state_dict` and `load_state_dict` keep everything a resumed run needs.
