@@ -65,6 +65,10 @@ class Routed(BasePolicy):
             for tensor in (*self.parameters(), *self.buffers()):
                 tensor.fill_(value)
 
+    @property
+    def first_weight(self):
+        return float(self.actor.weight.detach()[0, 0])
+
     def value(self):
         values = {
             float(v) for t in (*self.parameters(), *self.buffers()) for v in t.detach().flatten()
@@ -204,6 +208,13 @@ def test_actors_that_have_the_newest_version_are_not_asked(strategy, monkeypatch
     monkeypatch.setattr(group.weight_buffer, "read", None)
     monkeypatch.setattr(group.weight_buffer, "get", None)
     group.update_eval_weights()
+
+
+def test_a_property_of_a_policy_elsewhere_is_read_there():
+    group = group_of("Double", remote=True)
+    learn(group, 4.0)
+    group.sync_weights()
+    assert [policy.first_weight for policy in (*group.train_list, *group.eval_list)] == [4.0] * 4
 
 
 @pytest.mark.ray

@@ -127,6 +127,9 @@ class BufferProxy(Proxy):
                 self._ahead.popleft().result()
             return super()._call(method, *args, **kwargs)
 
+    def _read(self, name: str) -> Any:
+        return self._call("__getattr__", name)  # of the buffer in the worker
+
     def __len__(self) -> int:
         return int(self._call("__len__"))
 

@@ -71,6 +71,9 @@ class PolicyProxy(Proxy):
         """The class of the policy."""
         return self._kind
 
+    def _read(self, name: str) -> Any:
+        return self._call("__getattr__", name)  # of the policy in the worker
+
     def is_ready(self) -> bool:
         """Wait until the worker has started."""
         return bool(self._call("is_ready"))

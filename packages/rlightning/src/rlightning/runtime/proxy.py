@@ -43,8 +43,12 @@ class Proxy:
             raise AttributeError(name)
         member = getattr(self._kind, name)
         if isinstance(member, property):
-            return self._call("__getattribute__", name)
+            return self._read(name)
         return functools.partial(self._call, name) if callable(member) else member
+
+    def _read(self, name: str) -> Any:
+        """Return a property of the worker's object."""
+        return self._call("__getattribute__", name)
 
     def __repr__(self) -> str:
         return f"<{self._kind.__name__} in worker {self._handle.name}>"
