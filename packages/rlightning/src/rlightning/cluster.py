@@ -170,9 +170,10 @@ def open_cluster(config: MainConfig) -> Iterator[Cluster | None]:
     runtime = _start_runtime(config, section)
     try:
         placement = plan(section, config.env, runtime.nodes)
+        table, *_ = placement.describe().partition("\nnote: ")
+        _log.info("%s", table)
         for line in placement.notes:
             _log.warning("%s", line)
-        _log.info("placement\n%s", placement.describe())
         if config.run is not None:
             _write_plan(placement, config.run.run_dir)
         runtime.reserve(placement.bundles)
