@@ -188,7 +188,12 @@ init = Run
 """
 
 
-@pytest.mark.parametrize("tracker", ["wandb", "swanlab", "trackio"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "tracker", ["wandb", pytest.param("swanlab", marks=SLOW), pytest.param("trackio", marks=SLOW)]
+)
 def test_an_installed_plug_in_is_found_and_its_run_goes_to_a_tracker(tmp_path, tracker):
     """The tracker is a stand-in that writes down what it is told."""
     site = tmp_path / "site"
