@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_buffer", "build_policies", "load_config", "spaces_of", "user_errors"]
 
+_OF_ENGINES = ("checkpoint", "max_staleness")
+
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
@@ -79,7 +81,7 @@ def _resolve(config: MainConfig) -> None:
         owner=f"{policy.__name__}.TrainExtras",
         refuse_others=False,  # keys of an engine, which this run has not, do no harm
     )
-    known = {*type(config.train).model_fields, *policy.TrainExtras.model_fields}
+    known = {*type(config.train).model_fields, *policy.TrainExtras.model_fields, *_OF_ENGINES}
     for key in sorted(config.train.keys() - known):
         meant = did_you_mean(key, known)
         if meant:
