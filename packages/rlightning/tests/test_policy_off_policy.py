@@ -539,3 +539,55 @@ def test_pendulum_swings_up_within_six_thousand_steps(tmp_path, kind):
     final = [row for row in rows if row["stream"] == "eval"][-1]
     assert final["env_step"] == 6000
     assert final["eval/episode_return"] >= -300
+
+
+# ---- normalised observations -----------------------------------------------------------------
+
+
+def far_away(kind, observation):
+    rows = len(observation)
+    action = torch.zeros(rows, 2) if kind != "DQNPolicy" else torch.full((rows,), 3)
+    return {
+        "observation": observation,
+        "action": action,
+        "reward": torch.ones(rows),
+        "terminated": torch.zeros(rows, dtype=torch.bool),
+        "next_observation": observation + 2.0,
+    }
+
+
+@ALL
+def test_raw_replay_is_normalised_by_the_same_statistics_for_learning_and_acting(off_policy, kind):
+    """Observations around 100 with a spread of 4: networks see zero mean and unit variance."""
+    model = {"normalize_observations": True}
+    group = off_policy.make(kind, space=SPACES[kind], model=model, batch_size=64)
+    policy, actor = group.train_list[0], group.eval_list[0]
+    torch.manual_seed(1)
+    data = far_away(kind, 100.0 + 4.0 * torch.randn(64, 3))
+    seen = []
+    original = policy.update
+    policy.update = lambda batch, step: seen.append(batch) or original(batch, step)
+    policy.update_dataset(data)
+    policy.train()
+    first = seen[0]
+    assert first.observation.mean(0).abs().max() < 0.05
+    assert (first.observation.std(0) - 1.0).abs().max() < 0.05
+    shift = (first.next_observation - first.observation) * data["observation"].std(0)
+    assert torch.allclose(shift, torch.full_like(shift, 2.0), rtol=0.05)
+    assert data["observation"].mean() > 90  # what the buffer holds stays raw
+    group.sync_weights()
+    wanted = policy.normalized(data["observation"][:4])
+    assert torch.allclose(actor.normalized(data["observation"][:4]), wanted)
+    inputs = []
+    network = actor.q_network if kind == "DQNPolicy" else actor.actor
+    network.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
+    no = np.zeros(4, bool)
+    actor._rollout(EnvRet("e-0", data["observation"][:4], np.zeros(4, np.float32), no, no))
+    assert torch.allclose(inputs[0], wanted)
+
+
+@ALL
+def test_observations_stay_as_they_are_unless_asked(off_policy, kind):
+    policy = off_policy.make(kind, space=SPACES[kind]).train_list[0]
+    observation = 100.0 + torch.randn(4, 3)
+    assert policy.normalized(observation) is observation

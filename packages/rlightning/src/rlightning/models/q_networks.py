@@ -47,6 +47,8 @@ class QNetworkConfig(ImageConfig):
     """Hidden layers behind the encoder."""
     activation: str = "relu"
     """Activation of the hidden layers."""
+    normalize_observations: bool = False
+    """Shift and scale vector observations by everything learned from so far."""
 
     def make_encoder(self, observation_space: spaces.Space[Any]) -> Encoder:
         """Return what turns observations into features."""

@@ -97,7 +97,7 @@ class DQNPolicy(OffPolicy):
             env_meta.observation_space, int(space.n), network, dueling=network.dueling
         )
         self.target_network = frozen_copy(self.q_network)
-        self.start_counting(env_meta)
+        self.start_counting(env_meta, network)
 
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create Adam."""
@@ -123,7 +123,9 @@ class DQNPolicy(OffPolicy):
 
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
         """Act on rows [N, ...]; answer one action per row, int64."""
-        index = q_learning.epsilon_greedy(self.q_network(env_ret.observation), self.epsilon)
+        index = q_learning.epsilon_greedy(
+            self.q_network(self.normalized(env_ret.observation)), self.epsilon
+        )
         return PolicyResponse(env_id=env_ret.env_id, action=index + self.first_action)
 
     # ---- learning ------------------------------------------------------------------------------

@@ -22,10 +22,11 @@ from torch import nn
 
 from rlightning.config import Config
 from rlightning.errors import ConfigError
+from rlightning.models.normalizer import ObservationNormalizer
 from rlightning.ops.q_learning import bootstrap_discount, polyak_update
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.minibatches import even_slices, require_columns, take_rows
-from rlightning.policy.over_ranks import least_over_ranks
+from rlightning.policy.over_ranks import least_over_ranks, pooled_over_ranks
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from rlightning.models.q_networks import QNetworkConfig
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 __all__ = ["OffPolicy", "OffPolicyTrainConfig", "Priorities", "Transitions"]
@@ -112,8 +114,16 @@ class OffPolicy(BasePolicy):
     n_updates: Tensor
     optimizers: dict[str, torch.optim.Optimizer]
 
-    def start_counting(self, env_meta: EnvMeta) -> None:
-        """Create the count of gradient steps; call it in `construct_network`."""
+    def start_counting(self, env_meta: EnvMeta, network: QNetworkConfig | None = None) -> None:
+        """Create the count of gradient steps, and the normaliser that `network` asks for.
+
+        Call it in `construct_network`.
+        """
+        self.observation_normalizer: ObservationNormalizer | None = None
+        if network is not None and network.normalize_observations:
+            self.observation_normalizer = ObservationNormalizer(
+                env_meta.observation_space, network.image_options()
+            )
         self.register_buffer("n_updates", torch.zeros((), dtype=torch.int64))
         self._rows = env_meta.num_envs or 1
         self._priorities: Priorities | None = None
@@ -139,6 +149,15 @@ class OffPolicy(BasePolicy):
         """Whether nothing has been learned yet, here or before, so that actions are uniform."""
         new = self.config.get("init_from") is None and int(self.n_updates) == 0
         return new and not self.deterministic
+
+    def normalized(self, observation: Any) -> Any:
+        """Return observations as the networks take them; those of a replay buffer are raw.
+
+        So rows collected under other statistics are learned from, and acted on, under today's.
+        """
+        if self.observation_normalizer is None:
+            return observation
+        return self.observation_normalizer(observation)
 
     def postprocess(
         self, env_ret: EnvRet | None = None, policy_resp: PolicyResponse | None = None
@@ -207,6 +226,9 @@ class OffPolicy(BasePolicy):
             ``updates`` over the environment steps logged beside.
         """
         data = self.dataset
+        if self.observation_normalizer is not None:
+            moments = self.observation_normalizer.moments(data["observation"])
+            self.observation_normalizer.merge(pooled_over_ranks(moments, self.process_group))
         done, rows = int(self.n_updates), self._transitions(data)
         logged: dict[str, list[Tensor]] = {}
         errors: list[Tensor] = []
@@ -249,11 +271,11 @@ class OffPolicy(BasePolicy):
             if "steps" in data:  # of a chunk of actions
                 discount = discount * self.hyper.gamma ** (data["steps"] - 1)
         return Transitions(
-            data["observation"],
+            self.normalized(data["observation"]),
             data["action"],
             data["reward"].to(torch.float32),
             discount.to(torch.float32),
-            data["next_observation"],
+            self.normalized(data["next_observation"]),
             data.get("weight"),
         )
 

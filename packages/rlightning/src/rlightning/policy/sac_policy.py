@@ -110,7 +110,7 @@ class SACPolicy(OffPolicy):
             torch.tensor(math.log(self.hyper.temperature)),
             requires_grad=self.hyper.learn_temperature,
         )
-        self.start_counting(env_meta)
+        self.start_counting(env_meta, network)
 
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create one Adam for actor, critics and temperature each."""
@@ -157,7 +157,7 @@ class SACPolicy(OffPolicy):
 
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
         """Act on rows [N, ...]; answer one action per row, in the environment's units."""
-        mean, log_std = self.actor(env_ret.observation)
+        mean, log_std = self.actor(self.normalized(env_ret.observation))
         if self.acts_randomly:
             action = self.unit_actions.sample(len(mean))
         elif self.deterministic:

@@ -91,11 +91,15 @@ class SimpleSupervisedPolicy(BasePolicy):
             self.unit_actions = UnitActions(env_meta.action_space)
             config = QNetworkConfig.from_dict(options)
             self.actor = SquashedGaussianActor(space, self.unit_actions.size, config)
+            self._normalize(space, config)
             return
         network = SupervisedModelConfig.from_dict(given)
         self.actor_critic = ActorCritic(
             space, env_meta.action_space, network.actor_critic_options()
         )
+        self._normalize(space, network)
+
+    def _normalize(self, space: Any, network: SupervisedModelConfig | QNetworkConfig) -> None:
         if network.normalize_observations:
             self.observation_normalizer = ObservationNormalizer(space, network.image_options())
 

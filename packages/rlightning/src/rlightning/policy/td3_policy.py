@@ -81,7 +81,7 @@ class TD3Policy(OffPolicy):
         self.critic = QEnsemble(space, size, network)
         self.target_actor = frozen_copy(self.actor)
         self.target_critic = frozen_copy(self.critic)
-        self.start_counting(env_meta)
+        self.start_counting(env_meta, network)
 
     def setup_optimizer(self, optim_cfg: Any) -> None:
         """Create one Adam for the actor and one for the critics."""
@@ -99,7 +99,7 @@ class TD3Policy(OffPolicy):
 
     def rollout_step(self, env_ret: EnvRet, **kwargs: Any) -> PolicyResponse:
         """Act on rows [N, ...]; answer one action per row, in the environment's units."""
-        action = self.actor(env_ret.observation)
+        action = self.actor(self.normalized(env_ret.observation))
         if self.acts_randomly:
             action = self.unit_actions.sample(len(action))
         elif not self.deterministic:
