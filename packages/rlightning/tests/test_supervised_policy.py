@@ -111,7 +111,7 @@ def test_a_clone_acts_like_its_demonstrator(tmp_path, demonstrations, layout):
     engine = build(config)
     assert len(engine.buffer) == (900 if layout == "minari" else 894)  # last outcomes are unknown
     engine.run()
-    assert engine.last_metrics["train/accuracy"] > 0.95
+    assert engine.last_metrics["train/accuracy"] > 0.9
     assert engine.last_metrics["eval/episode_return"] >= 450
     assert engine.env_steps == 30 * 256
 
