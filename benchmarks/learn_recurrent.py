@@ -12,7 +12,7 @@ NORMALIZED = "+policy.model_cfg={normalize_observations: true}"
 CASES = {
     "lstm": Case("cartpole_masked_recurrent_ppo"),
     "gru": Case("cartpole_masked_recurrent_ppo", ["policy.model_cfg.memory=gru"]),
-    "feed_forward": Case("cartpole_ppo", [MASKED, NORMALIZED, "train.max_epochs=64"]),
+    "feed_forward": Case("cartpole_ppo", [MASKED, NORMALIZED]),
 }
 
 
