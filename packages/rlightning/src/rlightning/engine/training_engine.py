@@ -200,6 +200,8 @@ class TrainingEngine(BaseEngine):
     def _act_and_store(self, *, ends: bool) -> BatchedData[PolicyResponse]:
         env_rets = self._env_rets
         responses = self.act(env_rets)
+        if not ends:
+            self.env_group.begin_step(responses)  # those elsewhere step while rows are stored
         self.buffer.add_batched_transition(env_rets, responses, [ends] * len(env_rets))
         return responses
 

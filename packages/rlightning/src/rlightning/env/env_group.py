@@ -210,9 +210,7 @@ class EnvGroup:
         ids = batched_policy_resp.ids()
         envs = [self[env_id] for env_id in ids]
         rows, counter = 0, self.step_counter
-        if self._maker is not None:
-            for env, response in zip(envs, batched_policy_resp.values(), strict=True):
-                self._begin_one(env, response)
+        self.begin_step(batched_policy_resp)
         env_rets: list[EnvRet] = []
         limits: list[bool] = []
         for env, response in zip(envs, batched_policy_resp.values(), strict=True):
@@ -225,6 +223,18 @@ class EnvGroup:
             rows += env.num_envs
         self.throughput.record(rows, begin_s=begin_s)
         return BatchedData(ids, env_rets), None if counter is None else limits
+
+    def begin_step(self, batched_policy_resp: BatchedData[PolicyResponse]) -> None:
+        """Let workers that live elsewhere begin what `step` with the same batch returns.
+
+        Others step when `step` is called.
+
+        Raises:
+            KeyError: the batch names an unknown worker.
+        """
+        if self._maker is not None:
+            for env_id, response in batched_policy_resp:
+                self._begin_one(self[env_id], response)
 
     def _begin_one(self, env: BaseEnv, response: PolicyResponse) -> None:
         """Begin a step that is made elsewhere, so that several are made side by side."""

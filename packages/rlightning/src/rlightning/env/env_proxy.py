@@ -139,7 +139,9 @@ class EnvProxy(Proxy):
         self._answer = self.begin("_reset", *args, **kwargs)
 
     def begin_step(self, policy_resp: PolicyResponse) -> None:
-        """Begin what `_step` returns."""
+        """Begin what `_step` returns; nothing where it has begun already."""
+        if self._answer is not None:
+            return
         if self._as_arrays:
             policy_resp = PolicyResponse(policy_resp.env_id, **to_numpy(policy_resp.extras))
         self._answer = self.begin("_step", policy_resp)
