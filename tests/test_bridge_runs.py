@@ -242,7 +242,8 @@ def test_a_policy_that_takes_rows_as_a_trainer_steps_them_is_served_without_a_ch
     """The template's policy wants a leading row axis, and is not told of the wire."""
     template = pathlib.Path(rlightning.__file__).parent / "templates" / "algorithm"
     monkeypatch.syspath_prepend(template)
-    monkeypatch.setattr(POLICIES, "module_dict", dict(POLICIES.module_dict))
+    others = {name: kind for name, kind in POLICIES.module_dict.items() if name != "MyPolicy"}
+    monkeypatch.setattr(POLICIES, "module_dict", others)
     monkeypatch.delitem(sys.modules, "my_policy", raising=False)
     weights = bridge.train_served(
         "cartpole_ppo", tmp_path, "imports=[my_policy]", "policy.type=MyPolicy",

@@ -108,3 +108,25 @@ def test_observation_spaces_that_cannot_be_batched_are_refused_at_the_start():
     space = gym.spaces.Dict({"words": gym.spaces.Text(5), "x": gym.spaces.Box(0, 1)})
     with pytest.raises(UnsupportedSpaceError, match=r"observation_space\['words'\] is Text"):
         make_vec(lambda: SpaceEnv(gym.spaces.Discrete(2), space), 1)
+
+
+class Recorder(gym.Env):
+    """Keeps the type of its last action in the info."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(3, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        kind = float(type(action) is int) + 10 * action
+        return np.zeros(1, np.float32), kind, False, False, {}
+
+
+def test_a_discrete_action_reaches_an_environment_as_an_integer_of_python():
+    env = make_vec(Recorder, 2)
+    env.reset(seed=0)
+    assert env.step(np.array([0, 2]))[1].tolist() == [51.0, 71.0]
+    env.close()

@@ -1,5 +1,6 @@
 """Environments as runs use them: evaluation starts, videos, noise of simulators, rendering."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -34,6 +35,9 @@ class Acting:
         assert deterministic
         answers = [PolicyResponse(i, action=self.act(ret.observation)) for i, ret in env_rets]
         return BatchedData(env_rets.ids(), answers)
+
+    def memory_kept(self, *, empty=False):
+        return contextlib.nullcontext()
 
 
 # ---- where episodes of an evaluation start -------------------------------------------------------

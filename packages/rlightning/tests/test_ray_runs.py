@@ -394,7 +394,8 @@ def test_rollout_and_learning_overlap_on_workers(ray_cluster, tmp_path):
     assert result.metrics["train/broken"] == 0
     assert result.metrics["weights/staleness_max"] <= 50
     rows = read_rows(tmp_path / "p" / "n" / "metrics.jsonl")
-    assert sum("train/loss" in row for row in rows) == 4
+    assert rows[-1]["epoch"] == 4
+    assert sum("train/loss" in row for row in rows) > 1, "two updates may share an environment step"
 
 
 @pytest.mark.parametrize("where", ["train", pytest.param("env", marks=pytest.mark.slow)])

@@ -22,7 +22,7 @@ from plugrl_envs.errors import EnvTimeoutError, EnvWorkerError
 from plugrl_envs.infos import add_info
 from plugrl_envs.quiet import log_once
 from plugrl_envs.shared_batch import SharedBatch
-from plugrl_envs.spaces import copy_batch
+from plugrl_envs.spaces import action_rows, copy_batch
 from plugrl_envs.sync_vector import row_seeds, split_reset_mask
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ class AsyncRows(gym.vector.VectorEnv[Any, Any, Any]):
             EnvWorkerError: a row raised, hung or died; all workers have been ended.
         """
         rows = list(range(self.num_envs))
-        infos = self._ask(rows, "step", [(actions[row],) for row in rows])
+        each = action_rows(self.single_action_space, actions)
+        infos = self._ask(rows, "step", [(each[row],) for row in rows])
         batch = self._batch()
         info = self._join_infos(rows, infos)
         terminated, truncated = batch.terminated.copy(), batch.truncated.copy()

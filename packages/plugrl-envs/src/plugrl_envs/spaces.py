@@ -17,6 +17,7 @@ from gymnasium.vector.utils import create_empty_array
 from plugrl_envs.errors import UnsupportedSpaceError
 
 __all__ = [
+    "action_rows",
     "check_action_space",
     "check_observation_space",
     "copy_batch",
@@ -81,6 +82,14 @@ def copy_rows(target: Any, source: Any, rows: np.ndarray[Any, Any]) -> None:
             copy_rows(part, other, rows)
     else:
         target[rows] = source[rows]
+
+
+def action_rows(space: gym.Space[Any], actions: Any) -> Any:
+    """Return the actions ``[N, *A]`` of a batch, one to be given to each environment.
+
+    A discrete action is Python's own integer, which environments check and compare fastest.
+    """
+    return np.asarray(actions).tolist() if isinstance(space, spaces.Discrete) else actions
 
 
 def write_row(target: Any, row: int, observation: Any) -> None:

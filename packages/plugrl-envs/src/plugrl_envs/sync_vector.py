@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 from plugrl_envs.errors import EnvWorkerError
 from plugrl_envs.infos import add_info, add_infos
 from plugrl_envs.row import Row
-from plugrl_envs.spaces import copy_batch, empty_batch, write_row
+from plugrl_envs.spaces import action_rows, copy_batch, empty_batch, write_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,8 +93,9 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
         info: dict[str, Any] = {}
         batch = empty_batch(self.single_observation_space, self.num_envs)
         nested, index = self._nested, 0
+        each = action_rows(self.single_action_space, actions)
         try:
-            for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
+            for index, (env, action) in enumerate(zip(self.envs, each, strict=True)):
                 observation, reward, terminated, truncated, row_info = env.step(action)
                 if terminated or truncated:
                     observation, row_info = self._restart(index, observation, row_info, info)

@@ -135,7 +135,7 @@ class LeRobotDataset(Dataset):
                     f"{name} holds {values.size} numbers in {steps} frames; meta/info.json says "
                     f"{field} each"
                 )
-            return np.array(values).reshape(steps, *field.shape)  # pyarrow's own memory is read-only
+            return np.array(values).reshape(steps, *field.shape)  # pyarrow's is read-only
 
         def flags(name: str) -> np.ndarray[Any, Any]:
             if name not in features:

@@ -167,7 +167,8 @@ class RecurrentPPOPolicy(PPOPolicy):
             columns["row_step"], ended, max_length=self.hyper.sequence_length
         )
         together = sequence_lengths(columns["row_step"])
-        if len(together) == len(ended) > 1:
+        later = torch.isin(columns["row_step"] + 1, columns["row_step"])
+        if len(together) == len(ended) and later.any():
             raise ContractError(
                 f"no two of the {len(ended)} rows follow each other in time; a recurrent policy "
                 "learns from sequences. Use a RolloutBuffer with the sampler `all`, which hands "
