@@ -196,6 +196,15 @@ def test_a_local_run_says_that_its_sharded_storage_is_one(kind, lines, caplog):
     assert len(said) == lines
 
 
+def test_keys_that_change_nothing_on_a_cluster_say_so(caplog):
+    config = main_config(cluster={"rollout_env_interaction": "streaming"})
+    config.buffer.node_affinity_env = True
+    with caplog.at_level(logging.WARNING, logger="rlightning"):
+        check_config(config)
+    said = [record.message.split()[0] for record in caplog.records]
+    assert said == ["cluster.rollout_env_interaction", "buffer.node_affinity_env"]
+
+
 def test_an_engine_is_built_by_its_name(tmp_path):
     from rlightning.utils.logger import close_logger
 

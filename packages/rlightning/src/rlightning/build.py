@@ -263,6 +263,13 @@ def _check_cluster(config: MainConfig) -> None:
     section = config.cluster
     if section is None:
         return
+    set_keys = {
+        "cluster.rollout_env_interaction": section.rollout_env_interaction is not None,
+        "buffer.node_affinity_env": config.buffer.node_affinity_env,
+        "buffer.node_affinity_train": config.buffer.node_affinity_train,
+    }
+    for key in (key for key, is_set in set_keys.items() if is_set):
+        _log.warning("%s changes nothing: rows go through the trainer whatever it says", key)
     if section.enable_offload and config.engine in ("asyncrl", "async_rsl"):
         raise ConfigError(
             f"cluster.enable_offload lets actors and learners take turns on a device; engine "

@@ -163,7 +163,7 @@ class ClusterConfig(StrictConfig):
     enable_offload: bool = False
     """Whether models leave the GPU between phases."""
     rollout_env_interaction: Literal["batched", "streaming"] | None = None
-    """How environments and eval workers exchange data."""
+    """Accepted, and changes nothing: environments and eval workers exchange data in one way."""
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     """Where workers go."""
     resource_pool: list[ResourcePoolConfig] | None = None

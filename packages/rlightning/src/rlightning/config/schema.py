@@ -98,9 +98,9 @@ class BufferConfig(ExtensibleConfig):
     storage: StorageConfig = Field(default_factory=StorageConfig)
     """Where rows live."""
     node_affinity_env: bool = False
-    """On a cluster, keep rows on the node of the environment that made them."""
+    """Accepted, and changes nothing: on a cluster rows go through the trainer."""
     node_affinity_train: bool = False
-    """On a cluster, feed train workers from their own node."""
+    """Accepted, and changes nothing: on a cluster rows go through the trainer."""
 
 
 class WeightBufferConfig(StrictConfig):
