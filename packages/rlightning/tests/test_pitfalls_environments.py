@@ -244,7 +244,7 @@ def test_only_frames_without_a_display_take_sdl_s_driver_without_windows(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("working", "chosen"), [({"egl", "osmesa"}, "egl"), ({"osmesa"}, "osmesa")], ids=str
+    ("working", "chosen"), [(("egl", "osmesa"), "egl"), (("osmesa",), "osmesa")], ids=str
 )
 def test_egl_is_taken_before_osmesa(monkeypatch, working, chosen):
     for name in OPENGL:
