@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Done", "Future", "Handle", "Runtime", "WorkerSpec"]
+__all__ = ["Done", "Failed", "Future", "Handle", "Runtime", "WorkerSpec"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,23 @@ class Done(Future):
     def result(self) -> Any:
         """Return the value."""
         return self._value
+
+
+@final
+class Failed(Future):
+    """A call that has failed already; the error is raised where the answer is asked for."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def poll(self, timeout_s: float = 0.0) -> bool:
+        """Return True."""
+        del timeout_s
+        return True
+
+    def result(self) -> Any:
+        """Raise the error."""
+        raise self._error
 
 
 class Handle(ABC):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, final
 
 from rlightning.errors import WorkerLostError
-from rlightning.runtime.base import Done, Future, Handle, Runtime
+from rlightning.runtime.base import Done, Failed, Future, Handle, Runtime
 
 if TYPE_CHECKING:
     from rlightning.runtime.base import WorkerSpec
@@ -44,24 +44,11 @@ class _LocalHandle(Handle):
     ) -> Future:
         del timeout_s
         if self._target is None:
-            return _Failed(WorkerLostError(self.name, reason="it was stopped"))
+            return Failed(WorkerLostError(self.name, reason="it was stopped"))
         try:
             return Done(getattr(self._target, method)(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  # raised where the answer is asked for
-            return _Failed(error)
+            return Failed(error)
 
     def stop(self) -> None:
         self._target = None
-
-
-@final
-class _Failed(Future):
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def poll(self, timeout_s: float = 0.0) -> bool:
-        del timeout_s
-        return True
-
-    def result(self) -> Any:
-        raise self._error

@@ -33,7 +33,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from rlightning.errors import ConfigError, WorkerLostError
-from rlightning.runtime.base import Future, Handle, Runtime, WorkerSpec
+from rlightning.runtime.base import Failed, Future, Handle, Runtime, WorkerSpec
 from rlightning.runtime.channel import Channel, ChannelClosedError, connect, packed
 from rlightning.runtime.frames import UnframeableError
 from rlightning.runtime.host import Failure, Host, WorkerSetup
@@ -303,7 +303,7 @@ class _RayHandle(Handle):
                 self._wait_until_started()
                 return self._begin(method, args, kwargs, limit_s)
             except WorkerLostError as error:
-                return _Lost(error)
+                return Failed(error)
 
     def _begin(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], limit_s: float
@@ -463,19 +463,6 @@ def _why(error: Exception | None) -> str:
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
-
-
-@final
-class _Lost(Future):
-    def __init__(self, error: WorkerLostError) -> None:
-        self._error = error
-
-    def poll(self, timeout_s: float = 0.0) -> bool:
-        del timeout_s
-        return True
-
-    def result(self) -> Any:
-        raise self._error
 
 
 @final
