@@ -21,7 +21,8 @@ from plugrl_protocol import (
     ServerStopped,
     make_observation,
 )
-from rlightning.config import EnvConfig
+from rlightning.buffer.replay_buffer import ReplayBuffer
+from rlightning.config import BufferConfig, EnvConfig
 from rlightning.env import EnvGroup
 from rlightning.env.remote_env import RemoteEnv, RemoteEnvClient
 from rlightning.errors import ConfigError, ContractError, EnvWorkerError, StopRequested
@@ -79,7 +80,7 @@ class Counter:
         self.actions.append(action)
         return action
 
-    def act(self, rows=None, steps=1):
+    def act(self, rows=None, steps=1, **info):
         """Take some steps of some environments and report them."""
         rows = self.rows if rows is None else rows
         self.now[rows] += steps
@@ -90,7 +91,7 @@ class Counter:
             env_indices=rows, step_ids=self.step_ids[rows] - 1,
             observation=self.shown(rows, self.now),
             rewards=np.full(len(rows), steps, np.float32), terminated=over,
-            truncated=np.zeros(len(rows), bool), steps=np.full(len(rows), steps),
+            truncated=np.zeros(len(rows), bool), steps=np.full(len(rows), steps), info=info,
         )  # fmt: skip
         ended = rows[over]
         self.steps[ended] = self.step_ids[ended] = 0
@@ -292,6 +293,66 @@ def test_rows_of_one_client_whose_chunks_end_at_different_times_advance_on_their
             assert second._extra["last_steps"].tolist() == [2, 2]
             assert second.last_reward.tolist() == [2.0, 2.0]
             assert second.last_terminated.tolist() == [True, False]
+            env.close()
+
+
+def test_what_a_person_did_is_stored_in_place_of_what_was_asked():
+    """Of two clients one has a person, who acts in its second step."""
+    keys = {"type": "ReplayBuffer", "capacity": 8, "sampler": {"type": "all"}}
+    buffer = ReplayBuffer(BufferConfig.from_dict(keys), seed=0)
+    with listening(num_envs=2) as env:
+        robot, other = Counter(env, start=1000.0, length=50), Counter(env, length=50)
+
+        def dial():
+            robot.ask()
+            robot.act()
+            robot.ask()
+            robot.act(executed_action=np.full((1, 1, 1), -0.25, np.float32))
+            robot.play()
+
+        with together(dial, other.play):
+            env_ret = env._reset()
+            buffer.init([env.get_metadata()])
+            for _ in range(4):
+                response = respond(env)
+                buffer.add_transition(env.env_id, env_ret, response)
+                env_ret = env._step(response)
+            env.close()
+    assert "executed_action" not in env_ret.info
+    stored = buffer.sample(shuffle=False)[0]
+    by_start = zip(column(stored["observation"]), column(stored["action"]), strict=True)
+    asked = {(seen, 0.5) for seen in (0.0, 1.0, 2.0, 1000.0, 1002.0)}
+    assert set(by_start) == asked | {(1001.0, -0.25)}
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [
+        ({"low": -1.0, "high": 1.0, "shape": [1]}, np.zeros((1, 1, 2), np.float32)),
+        ({"low": -1.0, "high": 1.0, "shape": [1]}, np.full((1, 1, 1), np.nan, np.float32)),
+        ({"low": -1.0, "high": 1.0, "shape": [1]}, np.zeros(1, np.float32)),
+        ({"low": -1.0, "high": 1.0, "shape": [1]}, ["left"]),
+        ({"n": 2}, np.full((1, 1), 7)),
+    ],
+    ids=["shape", "NaN", "axes", "text", "range"],
+)
+def test_an_executed_action_that_is_none_loses_the_client_and_not_the_run(space, wrong):
+    with listening(action_space=space) as env:
+        action = 0 if "n" in space else np.zeros(1, np.float32)
+        bad, good = Counter(env), Counter(env, start=500.0)
+
+        def dial():
+            bad.ask()
+            bad.act(executed_action=wrong)
+            with pytest.raises(ObservationRefusedError, match="executed_action"):
+                bad.ask()
+            good.play()
+
+        with together(dial):
+            env._reset()
+            env_ret = env._step(PolicyResponse(env.env_id, action=action))
+            assert column(env_ret.observation) == [500.0]
+            assert bool(env_ret.info["_lost"])
             env.close()
 
 

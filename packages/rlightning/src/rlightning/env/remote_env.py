@@ -173,7 +173,13 @@ class RemoteEnv(BaseEnv):
         """Begin to listen; where nothing says what clients observe, wait for the first one."""
         self._hub = self._join_hub()
         form = self._spaces.observation or self._hub.await_form(self.options)
-        self._rows = RowTable(self.num_envs, form, self.purpose)
+        self._rows = RowTable(
+            self.num_envs,
+            form,
+            self._spaces.action,
+            action_horizon=self.options.action_horizon,
+            purpose=self.purpose,
+        )
         return self.get_metadata()
 
     def _join_hub(self) -> RemoteHub:
@@ -281,6 +287,8 @@ class RemoteEnv(BaseEnv):
         for key, value in (("_idle", taken.idle), ("_lost", taken.lost), ("text", taken.text)):
             if value is not None:
                 info[key] = value
+        if taken.executed is not None:
+            info["executed_action"], info["_executed_action"] = taken.executed
         self._count(taken, info)
         fields = (taken.observation, taken.reward, taken.terminated, taken.truncated, info)
         extra = {"last_steps": taken.steps} if self.options.action_horizon > 1 else {}

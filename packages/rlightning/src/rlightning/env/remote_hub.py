@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from plugrl_envs.errors import InvalidActionError
 from rlightning.env.remote_rows import Ask, Outcome, RowTable, Seat
 from rlightning.errors import ConfigError, EnvWorkerError, StopRequested
 from rlightning.runtime.batcher import (
@@ -187,6 +188,13 @@ class RemoteHub:
                 return
             client.heard_s = time.monotonic()
             count = len(report.env_indices)
+            executed = report.info.get("executed_action")
+            if executed is not None:
+                try:
+                    executed = client.seat.table.read_executed(executed, count)
+                except InvalidActionError as error:
+                    self._refuse(client, f"executed_action: {error}")
+                    return
             told: Any = report.info.get("episode") or {}
             client.seat.table.reported(
                 client.seat,
@@ -202,6 +210,7 @@ class RemoteHub:
                         for key in ("r", "l", "s", "mask")
                         if key in told
                     },
+                    executed=executed,
                 ),
             )
 
@@ -226,10 +235,13 @@ class RemoteHub:
         elif any(not np.isfinite(value).all() for value in maps["states"].values()):
             reason = "an observation that is not finite, policy needs numbers"
         if reason is not None:
-            client.is_refused = True
-            _log.error("%r: refused, %s", client.connection, reason)
-            client.connection.refuse(reason)
+            self._refuse(client, reason)
         return reason is None
+
+    def _refuse(self, client: _Client, reason: str) -> None:
+        client.is_refused = True
+        _log.error("%r: refused, %s", client.connection, reason)
+        client.connection.refuse(reason)
 
     def _settle(self, client: _Client) -> None:
         """Show an ask in the rows where its client sits, if all of its environments have one."""
@@ -238,10 +250,7 @@ class RemoteHub:
             return
         if not seat.table.sit(client, seat, ask):
             total = seat.table.rows
-            client.is_refused = True
-            client.connection.refuse(
-                f"{len(ask.indices)} more environments, trainer has {total} rows"
-            )
+            self._refuse(client, f"{len(ask.indices)} more environments, trainer has {total} rows")
             return
         seat.table.asked(seat, ask)
 

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from plugrl_envs.actions import ActionBorder
+from plugrl_envs.errors import InvalidActionError
 from rlightning.types import map_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import gymnasium as gym
 
     from rlightning.utils.observation_form import ObservationForm
 
@@ -55,6 +59,8 @@ class Outcome:
     """What followed, ``[m, ...]``; at an episode's end its own last observation."""
     episode: dict[str, Any] = dataclasses.field(default_factory=dict)
     """The client's own account of episodes that ended: ``r``, ``l``, ``s``, ``mask``, ``[m]``."""
+    executed: Array | None = None
+    """The actions that were really executed, as `RowTable.read_executed` returns them."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -87,6 +93,8 @@ class Taken(NamedTuple):
         idle: rows with nothing new: neither transition nor observation; None without.
         lost: rows that begin a new episode because the one before was lost; None without.
         text: instructions; None where there are none.
+        executed: actions as they were executed, a person's included, like those asked for, and the
+            rows that they are told of; None where no client says.
         episodes: those that ended.
     """
 
@@ -99,6 +107,7 @@ class Taken(NamedTuple):
     idle: Array | None
     lost: Array | None
     text: Array | None
+    executed: tuple[Array, Array] | None
     episodes: Episodes
 
 
@@ -108,6 +117,8 @@ class RowTable:
     Args:
         rows: N.
         form: of an observation.
+        action_space: of one row, of a chunk where `action_horizon` is above 1.
+        action_horizon: H, the actions of a chunk.
         purpose: rows of ``"eval"`` leave out the rest of an episode that was under way when they
             got their client: an evaluation counts whole episodes.
 
@@ -117,8 +128,17 @@ class RowTable:
         vacant_since_s: since when some row has none; kept by the hub.
     """
 
-    def __init__(self, rows: int, form: ObservationForm, purpose: Literal["train", "eval"]) -> None:
+    def __init__(
+        self,
+        rows: int,
+        form: ObservationForm,
+        action_space: gym.Space[Any],
+        *,
+        action_horizon: int,
+        purpose: Literal["train", "eval"],
+    ) -> None:
         self.form, self.purpose, self.rows = form, purpose, rows
+        self._action_space, self._action_horizon = action_space, action_horizon
         self.lost_episodes = 0
         self.has_started = False
         self.vacant_since_s: float | None = None
@@ -132,6 +152,8 @@ class RowTable:
         self._terminated = np.zeros(rows, np.bool_)
         self._truncated = np.zeros(rows, np.bool_)
         self._steps = np.zeros(rows, np.int64)
+        self._executed = np.zeros((rows, *(action_space.shape or ())), action_space.dtype)
+        self._told = np.zeros(rows, np.bool_)  # what was executed there is known
         self._success = np.full(rows, np.nan)
         self._lost = np.zeros(rows, np.bool_)
         self._in_episode = np.zeros(rows, np.bool_)  # a policy has seen some of it
@@ -204,6 +226,27 @@ class RowTable:
         self._text[rows] = ask.text
         self.ready[rows] = True
 
+    def read_executed(self, given: Any, count: int) -> Array:
+        """Return executed actions as a policy numbers them, ``[m, *A]``, of chunks ``[m, H, *A]``.
+
+        Args:
+            given: ``[m, H, *A]``, as a client reports them.
+            count: the environments of the report, m.
+
+        Raises:
+            InvalidActionError: they are no actions of this environment.
+        """
+        array = np.asarray(given)
+        if self._action_horizon == 1:
+            if array.shape[:2] != (count, 1):
+                raise InvalidActionError(f"shape {array.shape}, expected [{count}, 1, ...]")
+            array = array[:, 0]
+        if array.shape[:1] != (count,) or array.dtype.kind not in "iuf":
+            raise InvalidActionError(f"{array.dtype}{list(array.shape)} for {count} environments")
+        array = array - getattr(self._action_space, "start", 0)
+        ActionBorder(self._action_space, count).convert(array)
+        return array
+
     def reported(self, seat: Seat, outcome: Outcome) -> None:
         """Take what became of actions; of environments that sit here."""
         rows = [seat.rows[index] for index in outcome.indices]
@@ -213,6 +256,9 @@ class RowTable:
         self._terminated[rows], self._truncated[rows] = outcome.terminated, outcome.truncated
         self._return[rows] += outcome.rewards
         self._length[rows] += outcome.steps
+        self._told[rows] = outcome.executed is not None
+        if outcome.executed is not None:
+            self._executed[rows] = outcome.executed
         if ended.any():
             over = [row for row, end in zip(rows, ended, strict=True) if end]
             _put(self._final, over, map_leaves(lambda leaf: leaf[ended], outcome.observation))
@@ -249,6 +295,7 @@ class RowTable:
         shown = ready & ~self._left_out & ~self._lost & (not is_reset)
         finals = over & shown
         lost = ready & (self._lost | (over & self._left_out))
+        told = self._told & shown
         taken = Taken(
             observation=map_leaves(np.copy, self._observation),
             reward=np.where(shown, self._reward, 0.0).astype(np.float32),
@@ -259,13 +306,14 @@ class RowTable:
             idle=None if ready.all() else ~ready,
             lost=lost if lost.any() else None,
             text=self._text.astype(np.str_) if any(self._text) else None,
+            executed=(self._executed.copy(), told) if told.any() else None,
             episodes=self._take_episodes(),
         )
         self._left_out &= ~over
         self._in_episode |= ready
         for column in (self._reward, self._steps, self._terminated, self._truncated):
             column[ready] = 0
-        self._lost[ready] = False
+        self._lost[ready] = self._told[ready] = False
         return taken
 
     def _take_episodes(self) -> Episodes:
