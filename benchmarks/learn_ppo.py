@@ -13,13 +13,10 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
 from dataclasses import dataclass
 
-from common import commit, machine, over_seeds, spread, write_result
+from common import over_seeds, spread, write_result
+from learning import Case, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learn_ppo"
 
@@ -47,38 +44,9 @@ TASKS = {
 }
 
 
-def train(task: str, seed: int, extra: list[str]) -> dict:
+def run(task: str, seed: int, extra: list[str]) -> dict:
     """Train once and return the curve and the final evaluation."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            str(pathlib.Path(sys.executable).with_name("rlightning")), "train", TASKS[task].config,
-            f"train.seed={seed}", f"log.log_dir={folder}", "log.project=p", "log.name=run",
-            "verbose=false", *extra,
-        ]  # fmt: skip
-        start_s = time.monotonic()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wall_s = time.monotonic() - start_s
-        text = (pathlib.Path(folder) / "p" / "run" / "metrics.jsonl").read_text()
-    rows = [json.loads(line) for line in text.splitlines()]
-    evaluations = [row for row in rows if row["stream"] == "eval"]
-    rollouts = [row for row in rows if "rollout/episode_return" in row]
-    every = max(1, len(rollouts) // 100)
-    return {
-        "task": task,
-        "config": TASKS[task].config,
-        "seed": seed,
-        "env_steps": evaluations[-1]["env_step"],
-        "wall_s": round(wall_s, 1),
-        "final_return": evaluations[-1]["eval/episode_return"],
-        "final_return_std": evaluations[-1]["eval/episode_return_std"],
-        "episodes": evaluations[-1]["eval/episodes"],
-        "evaluations": [[r["env_step"], round(r["eval/episode_return"], 2)] for r in evaluations],
-        "curve": [
-            [r["env_step"], round(r["rollout/episode_return"], 2)] for r in rollouts[::every]
-        ],
-        "commit": commit(),
-        "machine": machine(),
-    }
+    return {"task": task, **train(Case(TASKS[task].config), seed, extra)}
 
 
 def kept(task: str, seed: int) -> pathlib.Path:
@@ -123,14 +91,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
     if arguments.quick:
-        result = train("cartpole", 0, ["train.max_epochs=2", "train.eval_episodes=4"])
+        result = run("cartpole", 0, ["train.max_epochs=2", "train.eval_episodes=4"])
         print(f"cartpole, two epochs: {result['final_return']:.1f} after {result['wall_s']} s")
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
         for task in arguments.tasks:
             if not kept(task, seed).exists():
-                result = train(task, seed, [])
+                result = run(task, seed, [])
                 kept(task, seed).write_text(json.dumps(result) + "\n")
                 print(f"{task} seed {seed}: {result['final_return']:.1f}", flush=True)
     rows = summarise(list(TASKS))

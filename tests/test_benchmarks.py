@@ -34,7 +34,7 @@ def test_a_shipped_configuration_learns_as_its_recorded_run_did(load, seed):
     load("common")
     learn_ppo = load("learn_ppo")
     recorded = json.loads((learn_ppo.RESULTS / "cartpole_0.json").read_text())
-    result = learn_ppo.train("cartpole", seed, [])
+    result = learn_ppo.run("cartpole", seed, [])
     assert late_return(result) == pytest.approx(late_return(recorded), rel=0.1)
 
 
