@@ -1,6 +1,7 @@
 """Coroutine policies: inference mode for each of several interleaved steps, and nowhere else."""
 
 import asyncio
+import gc
 import threading
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 from rlightning.config import PolicyConfig
 from rlightning.errors import ContractError
 from rlightning.policy import BasePolicy, PolicyGroup
+from rlightning.policy.answering import Answerer
 from rlightning.policy.inference import InferenceModeAwaitable
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse
 
@@ -182,3 +184,16 @@ def test_what_binds_to_the_event_loop_works_in_every_step():
     group = group_of(Limited)
     for _ in range(2):
         assert len(group.rollout_batch(batch(1, 2, 3))) == 3
+
+
+def test_an_answerer_that_is_collected_while_another_loop_runs_closes_its_own():
+    async def run():
+        await asyncio.sleep(0)
+        answerers.clear()
+        gc.collect()
+
+    answerers = [Answerer(group_of(Acting).eval_list[0])]
+    answerers[0].answer(list(batch(1).values()))
+    loop = answerers[0]._event_loop().get_loop()
+    asyncio.run(run())
+    assert loop.is_closed()

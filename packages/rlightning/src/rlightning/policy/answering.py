@@ -55,8 +55,10 @@ class Answerer:
     def _event_loop(self) -> asyncio.Runner:
         """Return the one loop that coroutine policies run in, so that locks outlive a step."""
         if self._runner is None:
-            self._runner = asyncio.Runner()
-            weakref.finalize(self, self._runner.close)
+            self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+            # Not the runner's own `close`: it runs the loop once more, which the collector may
+            # ask for in the middle of another loop.
+            weakref.finalize(self, self._runner.get_loop().close)
         return self._runner
 
 
