@@ -59,7 +59,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 bench: $(STAMP)   ## every benchmark, at its full size: QUICK=--quick for a look
-	@for file in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do echo "== $$file"; $(BIN)/python $$file $(QUICK) || exit 1; done
+	@for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; $(BIN)/python $$file $(QUICK) || exit 1; done
 
 clean:
 	rm -rf $(VENV) site dist build .mypy_cache .ruff_cache .pytest_cache
