@@ -72,6 +72,7 @@ def config_of(folder: str, *, cluster: bool, slow: bool) -> MainConfig:
             "max_rollout_steps": steps,
             "ppo_epochs": 10 if not slow else 2,
             "minibatch_size": 64,
+            "fused_update": "auto",
             "seed": 0,
             "torch_threads": 1,
         },

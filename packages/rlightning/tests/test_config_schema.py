@@ -102,6 +102,7 @@ DEFAULTS = {
             "minibatch_size": None,
             "clip_ratio": None,
             "entropy_coef": None,
+            "fused_update": None,
         },
     ),
     LogConfig: (

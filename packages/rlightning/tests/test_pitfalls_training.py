@@ -238,7 +238,7 @@ def learning_rate(engine):
     [
         {},
         {"model": {"shared_encoder": True}},
-        {"model": NORMALISED, "fused_update": "off"},
+        {"model": NORMALISED, "fused_update": "auto"},
         {"warm_up": True},
     ],
     ids=str,

@@ -1,11 +1,15 @@
 """PPO: what it answers, what it learns from, and that both gradient steps agree."""
 
+import pathlib
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
 from gymnasium import spaces
 
+import rlightning
 from rlightning.buffer.rollout_buffer import RolloutBuffer
 from rlightning.config import BufferConfig, PolicyConfig, TrainConfig
 from rlightning.config.base import resolve_extras
@@ -15,6 +19,7 @@ from rlightning.policy.ppo_policy import PPOPolicy
 from rlightning.types import BatchedData, EnvMeta, EnvRet
 from rlightning.utils.registry import POLICIES
 
+CONFIGS = pathlib.Path(rlightning.__file__).parent / "configs"
 VECTOR, BOX = spaces.Box(-np.inf, np.inf, (3,)), spaces.Box(-1, 1, (2,))
 IMAGE = spaces.Box(0, 255, (36, 38, 3), np.uint8)
 SMALL_IMAGES = {"image_size": [36, 36], "image_features": 8}
@@ -215,13 +220,30 @@ def test_what_the_fused_step_cannot_do_is_left_to_autograd():
         ({"shared_encoder": True}, {}),
         ({"hidden_sizes": []}, {}),
         (None, {"clip_value_loss": True}),
-        (None, {"fused_update": "off"}),
     ]:
-        group, meta = make_group(VECTOR, BOX, model=model, **train)
+        group, meta = make_group(VECTOR, BOX, model=model, fused_update="auto", **train)
         assert group.train_list[0]._fused is None, (model, train)
         before = parameters_of(group.train_list[0])
         update(group, collect(group, meta, RandomEnv(meta), 16))
         assert not torch.equal(before, parameters_of(group.train_list[0]))
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*_ppo*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_take_the_fused_step_where_it_applies(path):
+    shipped = yaml.safe_load(path.read_text())
+    policy, train = shipped["policy"], shipped["train"]
+    if policy["type"] == "PPOPolicy":
+        options = {"model": policy.get("model_cfg"), "optim": policy["optim_cfg"], **train}
+        taken, possible = (
+            make_group(VECTOR, BOX, **options | changes)[0].train_list[0]._fused is not None
+            for changes in ({}, {"fused_update": "auto"})
+        )
+        assert taken == possible
+
+
+def test_autograd_is_the_default():
+    assert make_group(VECTOR, BOX)[0].train_list[0]._fused is None
+    assert make_group(VECTOR, BOX, fused_update=None)[0].train_list[0]._fused is None
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,8 @@ class TrainConfig(ExtensibleConfig):
     """For PPO policies: how far the probability ratio may move."""
     entropy_coef: float | None = None
     """For PPO policies: weight of the entropy bonus."""
+    fused_update: Literal["off", "auto"] | None = None
+    """For PPO policies: whether small networks take the hand-written gradient step."""
 
     @field_validator(
         "max_rollout_steps", "max_eval_rollout_steps", "eval_interval", "save_interval"

@@ -62,8 +62,9 @@ class PPOTrainConfig(Config):
     """``bf16`` runs the networks' forward pass of an update in mixed precision."""
     compile: bool = False
     """Compile the networks' forward pass of an update with `torch.compile`."""
-    fused_update: Literal["auto", "off"] = "auto"
-    """``auto`` takes the hand-written step where it applies; ``off`` always autograd."""
+    fused_update: Literal["off", "auto"] = "off"
+    """``off`` learns by autograd; ``auto`` takes the hand-written step where it applies, two plain
+    tanh networks on a CPU, for two to three times the speed and the same weights to rounding."""
 
     @classmethod
     def read(cls, train: Config) -> Self:
