@@ -65,7 +65,9 @@ class Task:
 
 
 TASKS = {
-    "pendulum_sac": Task("pendulum_sac", "SAC", "Pendulum-v1", (5000, 20_000), 100, 1e-3, 4),
+    "pendulum_sac": Task(
+        "pendulum_sac", "SAC", "Pendulum-v1", (5000, 20_000), 100, 1e-3, 4, rows=128, hidden=64
+    ),
     "halfcheetah_sac": Task(
         "halfcheetah_sac", "SAC", "HalfCheetah-v5", (25_600, 51_200), 10_000, 3e-4, 16
     ),
