@@ -387,6 +387,20 @@ def test_an_application_can_refuse_an_observation(library):
         assert len(reason.encode()) <= 123
 
 
+def test_a_client_can_refuse_what_it_is_told_to_do(library, caplog):
+    """The server hears why, says so, and goes on for others."""
+    app = NotingApplication()
+    with serve_in_thread(app, config=config(library)) as server:
+        with EnvClient(server.url, library=library, backoff=QUICK) as client:
+            client.refuse("8 steps were declared; the server sends 4; " + "x" * 200)
+        app.wait_for(lambda notes: notes.closes)
+        honest_round(server.url, library)
+    close = app.closes[0][1]
+    assert close.code == 1008
+    assert close.reason.startswith("8 steps were declared; the server sends 4; xxx")
+    assert f"the client refuses this server, {close.reason}" in caplog.text
+
+
 def test_an_answer_from_a_thread_that_does_not_fit_closes_with_1011(library, caplog):
     app = NotingApplication(act=None)
     with (

@@ -331,18 +331,31 @@ def test_a_rollout_bootstraps_truncated_frames_and_the_last_of_each_chain():
     rollout(buffer, [0, 1], [20, 21], truncated=np.array([True, False]))
     rollout(buffer, [0, 1], [30, 31], terminated=np.array([False, True]))
     assert buffer.full()
-    frames, observation = buffer.bootstrap()
+    ((frames, observation),) = buffer.bootstrap()
     assert frames.tolist() == [2, 4]
     assert observation["states"]["x"].ravel().tolist() == [20.0, 30.0]
     again = RolloutBuffer(4, {"v": np.zeros(1, np.float32)})
     again.load_state_dict(buffer.state_dict())
-    frames, observation = again.bootstrap()
+    ((frames, observation),) = again.bootstrap()
     assert frames.tolist() == [2, 4]
     assert observation["text"].tolist() == ["t20", "t30"]
     assert again.read()["state"]["v"].tolist() == [10, 11, 20, 21, 30, 31]
     buffer.reset()
     assert len(buffer) == 0
-    assert buffer.bootstrap().observation is None
+    assert buffer.bootstrap() == []
+
+
+def test_clients_that_show_other_things_besides_bootstrap_in_batches_of_their_own():
+    buffer = RolloutBuffer(4, {"v": np.zeros(1, np.float32)})
+    with_camera = seen([11]).to_wire()
+    with_camera["images"] = {"top": np.zeros((1, 2, 2, 3), np.uint8)}
+    rollout(buffer, [0], [10])
+    rollout(buffer, [1], [11], next_obs=with_camera)
+    rollout(buffer, [2], [12])
+    plain, other = buffer.bootstrap()
+    assert (plain.frames.tolist(), other.frames.tolist()) == ([0, 2], [1])
+    assert plain.observation["states"]["x"].ravel().tolist() == [10.0, 12.0]
+    assert other.observation["images"]["top"].shape == (1, 2, 2, 3)
 
 
 def transitions(first, count):

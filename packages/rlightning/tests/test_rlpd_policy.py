@@ -150,6 +150,20 @@ def test_what_does_not_go_with_two_sources_is_refused(dataset, option):
         make_buffer(dataset).sample()
 
 
+@pytest.mark.parametrize("kind", ["PriorReplayBuffer", "DatasetBuffer"])
+@pytest.mark.parametrize(
+    ("space", "takes"),
+    [(spaces.Box(-2, 2, (3,), np.float32), r"float32\[3\]"), (spaces.Discrete(2), r"int64\[\]")],
+    ids=["another size", "another kind"],
+)
+def test_a_dataset_of_other_actions_is_refused_with_both_sides_named(dataset, kind, space, takes):
+    """For RLPD and for behaviour cloning, before anything is learned."""
+    config = BufferConfig.from_dict({"type": kind, "capacity": 200, "dataset": str(dataset)})
+    buffer = build_data_buffer(kind, config, seed=0)
+    with pytest.raises(ConfigError, match=f"takes actions .*{takes}.* has actions float32.2."):
+        buffer.init([EnvMeta("e-0", space, VECTOR, 1)], ["e-0"])
+
+
 def test_chunks_of_actions_are_refused(dataset):
     buffer = make_buffer(dataset)
     (collected,) = buffer.sample(4)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from plugrl_protocol.errors import (
     CLOSE_INTERNAL_ERROR,
     CLOSE_SHUTDOWN,
+    POLICY_VIOLATION,
     Close,
     MisuseError,
     ProtocolError,
@@ -190,7 +191,10 @@ class _Turns:
         connection = self._connection
         connection._gone = True
         self._endpoint._forget(connection)
-        logger.info("%r: closed with %s", connection, close)
+        if close.code == POLICY_VIOLATION and not connection._closing:
+            logger.error("%r: the client refuses this server, %s", connection, close.reason)
+        else:
+            logger.info("%r: closed with %s", connection, close)
         try:
             self._application.disconnected(connection, close)
         except Exception:  # the border to the application's callbacks

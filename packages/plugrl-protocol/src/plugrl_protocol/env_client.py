@@ -22,6 +22,7 @@ from plugrl_protocol.errors import (
     ProtocolError,
     ServerNotFoundError,
     ServerStopped,
+    close_refused,
 )
 from plugrl_protocol.links import (
     ClientLink,
@@ -239,6 +240,14 @@ class EnvClient:
         except ClosedError as error:
             self._drop(CLOSE_FINISHED)
             raise self._as_seen(error, _done_envs(report)) from error
+
+    def refuse(self, reason: str) -> None:
+        """End the connection because what the server sends cannot be used (1008).
+
+        Args:
+            reason: names both sides; the server logs it. Cut to 123 bytes.
+        """
+        self._drop(close_refused(reason))
 
     def close(self) -> None:
         """End the connection the normal way (1000). May be called twice."""

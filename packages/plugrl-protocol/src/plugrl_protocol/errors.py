@@ -72,7 +72,11 @@ CLOSE_INTERNAL_ERROR: Final = Close(INTERNAL_ERROR, INTERNAL_ERROR_REASON)
 
 
 def close_refused(reason: str) -> Close:
-    """Build the close of an observation that the policy was not built for (1008)."""
+    """Build the close by which one side refuses what the other cannot but send (1008).
+
+    A server refuses observations that its policy was not built for, a client actions that its
+    environments were not. The reason names both sides.
+    """
     return Close(POLICY_VIOLATION, reason)
 
 

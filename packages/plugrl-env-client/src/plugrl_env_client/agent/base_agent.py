@@ -66,6 +66,13 @@ class BaseAgent(abc.ABC):
     def reset(self) -> None:
         """Forget everything about the rows; the next call is an `infer`."""
 
+    def refuse(self, reason: str) -> None:
+        """Take note that chunks of actions do not fit the environment; `close` comes next.
+
+        Args:
+            reason: names both sides.
+        """
+
     def close(self) -> None:
         """Let go of what the agent holds."""
 

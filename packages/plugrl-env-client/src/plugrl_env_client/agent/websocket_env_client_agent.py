@@ -135,6 +135,10 @@ class WebSocketEnvClientAgent(BaseAgent):
         """End the connection; the next `infer` begins a new one."""
         self.client.close()
 
+    def refuse(self, reason: str) -> None:
+        """End the connection with 1008; the server logs the reason and goes on for others."""
+        self.client.refuse(reason)
+
     def close(self) -> None:
         """End the connection the normal way."""
         self.client.close()

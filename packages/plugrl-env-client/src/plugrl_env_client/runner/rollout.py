@@ -106,6 +106,7 @@ def rollout(
     Raises:
         ValueError: `replan_steps` is longer than a chunk, or `num_envs` is not the environment's.
         EnvContractError: the environment broke its contract.
+        ActionShapeError: chunks of actions do not fit the environment; the agent is told so.
         WireError: the connection ended in a way that a new one would not mend.
     """
     if num_envs is not None and num_envs != env.num_envs:
@@ -155,6 +156,9 @@ class RolloutLoop:
         except ServerStopped:
             _log.info("the server says that the run is finished")
             self.result.server_stopped = True
+        except ActionShapeError as error:
+            self._agent.refuse(str(error))
+            raise
         _log.info("rolled out %d episodes: %s", self.result.episodes, self._timing.describe())
         return self.result
 

@@ -164,7 +164,7 @@ def _make_recorder(
 def report_server_metadata(
     agent: BaseAgent, env: gym.vector.VectorEnv[Any, Any, Any], args: Args
 ) -> int | None:
-    """Connect, log what the server says, and refuse early what cannot work.
+    """Connect, log what the server says, and refuse it early if that cannot work.
 
     Returns:
         How many steps a chunk has, as the server or ``--runner.action-horizon`` says.
@@ -175,6 +175,16 @@ def report_server_metadata(
     metadata = agent.get_server_metadata()
     shown = {key: value for key, value in metadata.items() if len(str(value)) <= 200}
     _log.info("connected; the server says: %s", shown)
+    try:
+        return _chunk_steps(metadata, env, args)
+    except ActionShapeError as error:
+        agent.refuse(str(error))
+        raise
+
+
+def _chunk_steps(
+    metadata: dict[str, Any], env: gym.vector.VectorEnv[Any, Any, Any], args: Args
+) -> int | None:
     width = _declared(metadata, "action_dim", args.runner.action_dim)
     space = env.single_action_space
     takes = 1

@@ -14,7 +14,7 @@ import torch
 
 from plugrl_server.buffer.columns import TreeColumns
 from plugrl_server.common.layout import check_layout, layout_of
-from plugrl_server.common.trees import concatenate, take
+from plugrl_server.common.trees import concatenate, leaves, take
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +25,15 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Bootstrap(NamedTuple):
-    """Frames whose value needs the observation that followed.
+    """Frames whose value needs the observation that followed, of clients that show the same.
 
     Attributes:
         frames: their positions, ``[K]``.
-        observation: a batch of K rows, as policies take it; None if K is 0.
+        observation: a batch of K rows, as policies take it.
     """
 
     frames: Indices
-    observation: dict[str, Any] | None
+    observation: dict[str, Any]
 
 
 class Segments:
@@ -148,20 +148,29 @@ class RolloutBuffer:
         rows: dict[str, Any] = self._columns.read(self._length)
         return rows
 
-    def bootstrap(self) -> Bootstrap:
-        """Find the frames that look at what followed: truncated ones, and each chain's last."""
+    def bootstrap(self) -> list[Bootstrap]:
+        """Find the frames that look at what followed: truncated ones, and each chain's last.
+
+        Clients may show more than the policy looks at, and not all the same: observations of other
+        names or shapes are a batch of their own.
+        """
         terminated = self.read()["terminated"]
         wanted = {frame: (obs, row) for frame, obs, row in self._truncated}
         for frame, obs, row in self._tails.values():
             if not terminated[frame]:
                 wanted[frame] = (obs, row)
-        frames = sorted(wanted)
-        pieces = [
-            take(wanted[frame][0], slice(row, row + 1))
-            for frame in frames
-            for row in (wanted[frame][1],)
+        groups: dict[Any, list[tuple[int, Any]]] = {}
+        for frame, (obs, row) in sorted(wanted.items()):
+            shown = tuple((path, np.shape(leaf)[1:]) for path, leaf in leaves(obs))
+            piece = take(obs, slice(row, row + 1))
+            groups.setdefault(shown, []).append((frame, piece))
+        return [
+            Bootstrap(
+                np.array([frame for frame, _ in group], np.int64),
+                concatenate([piece for _, piece in group]),
+            )
+            for group in groups.values()
         ]
-        return Bootstrap(np.array(frames, np.int64), concatenate(pieces) if pieces else None)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -97,6 +97,8 @@ class RemoteEnv(BaseEnv):
             open to everybody.
     """
 
+    waits_for_others = True
+
     class Extras(WireConfig):
         """Further configuration keys of this environment."""
 
@@ -402,6 +404,7 @@ class RemoteEnvClient:
 
         Raises:
             ConnectionError: the trainer refuses what this environment shows, or is gone for good.
+            ContractError: the trainer's actions do not fit; it is told so, and closed with 1008.
         """
         rows = self._rows
         rows.reset(self._seed)
@@ -419,6 +422,9 @@ class RemoteEnvClient:
                     break
         except ServerStopped:
             _log.info("the trainer says that the run is finished")
+        except ContractError as error:
+            self._wire.refuse(str(error))
+            raise
         finally:
             self.close()
 

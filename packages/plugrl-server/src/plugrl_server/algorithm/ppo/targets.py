@@ -61,8 +61,7 @@ def frame_targets(  # the columns of a rollout and the constants of the method
     """
     frames = buffer.read()
     next_value = segments.shift(value)
-    wanted, observation = buffer.bootstrap()
-    if observation is not None:
+    for wanted, observation in buffer.bootstrap():
         next_value[torch.from_numpy(wanted)] = _values(policy, observation, len(wanted))
     block = segments.block
     gammas: Tensor = gamma ** block(frames["steps"]).float()

@@ -69,7 +69,7 @@ class RLightningAlgorithm(BaseAlgorithm):
         epoch: learn steps that are done.
 
     Raises:
-        UsageError: an epoch does not fit into the buffer.
+        UsageError: an epoch does not fit into the buffer, or the buffer's dataset not to clients.
     """
 
     follows_chains = True
@@ -86,19 +86,18 @@ class RLightningAlgorithm(BaseAlgorithm):
         self._chains: dict[int, _Chain] = {}
         self._expected: Sequence[int] = ()
         self._batch: list[Any] | None = None
-        with user_errors():
-            self.buffer = build_buffer(self.run)
-        self.on_policy = self.buffer.needs_bootstrap_response  # type: ignore[misc]  # of the class elsewhere
-        self._frames_per_epoch = self._epoch_length()
         rows = sum(section.num_envs * section.num_workers for section in self.run.env)
         # Room for as many as are configured; whoever dials in becomes a worker of its own.
         seats = [f"seat-{row}" for row in range(rows)]
-        self.buffer.init([policy.row_meta] * rows, seats)
+        with user_errors():
+            self.buffer = build_buffer(self.run)
+            self.buffer.init([policy.row_meta] * rows, seats)
+        self.on_policy = self.buffer.needs_bootstrap_response  # type: ignore[misc]  # of the class elsewhere
+        self._frames_per_epoch = self._epoch_length(rows)
         policy.group.sync_weights()
 
-    def _epoch_length(self) -> int:
+    def _epoch_length(self, rows: int) -> int:
         train, capacity = self.run.train, self.run.buffer.capacity
-        rows = sum(section.num_envs * section.num_workers for section in self.run.env)
         wanted, rollouts = train.max_rollout_steps, train.rollout_epoch
         steps = capacity // (rows * rollouts) if wanted == -1 else wanted
         frames: int = steps * rows * rollouts
