@@ -70,27 +70,28 @@ def train(case: Case, seed: int, extra: list[str]) -> dict:
 
 
 def summarise(name: str, cases: dict[str, Case]) -> dict[str, dict]:
-    """Return a row per case over the seeds that have been run."""
+    """Return a row per case over the seeds that have been run.
+
+    Beside the final returns: the mean over all evaluations, which is higher for who learns sooner,
+    and over their second half, which is lower for who does not stay there.
+    """
     rows = {}
     for label in cases:
         files = sorted((RESULTS / name).glob(f"{label}_[0-9]*.json"))
         runs = [json.loads(path.read_text()) for path in files]
         if runs:
             finals = [run["final_return"] for run in runs]
-            late = [_late_mean(run["evaluations"]) for run in runs]
+            curves = [[value for _, value in run["evaluations"]] for run in runs]
+            late = [statistics.fmean(curve[len(curve) // 2 :]) for curve in curves]
             rows[label] = {
                 "seeds": [run["seed"] for run in runs],
                 "env_steps": runs[0]["env_steps"],
                 "returns": [round(value, 1) for value in finals],
+                "mean_on_the_way": round(statistics.fmean(map(statistics.fmean, curves)), 1),
                 "late_mean": round(statistics.fmean(late), 1),
                 **over_seeds(finals),
             }
     return rows
-
-
-def _late_mean(evaluations: list) -> float:
-    """Return the mean over the second half of the evaluations of a run."""
-    return statistics.fmean(value for _, value in evaluations[len(evaluations) // 2 :])
 
 
 def main(
