@@ -3,6 +3,10 @@
 The library gives each connection a queue, and wakes a task for each message. Clients and server
 alternate here, so there is nothing to queue: a message is handed over in the call that brought its
 last byte, and the answer is written in that call too.
+
+Most messages are one frame that arrives in one piece. Those are read and written here, because the
+library's parser takes longer for them than decoding and answering does. Whatever is not just so is
+the library's: handshake, fragments, pieces, control frames, and everything that breaks a rule.
 """
 
 from __future__ import annotations
@@ -11,10 +15,15 @@ import asyncio
 import http
 from collections import deque
 from functools import partial
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
-from websockets.frames import Frame, Opcode
+from websockets.frames import (  # type: ignore[attr-defined]  # apply_mask: C or Python
+    Frame,
+    Opcode,
+    apply_mask,
+)
 from websockets.protocol import State
 
 from plugrl_protocol.errors import ABNORMAL, MESSAGE_TOO_BIG, Close
@@ -33,6 +42,10 @@ if TYPE_CHECKING:
 _MAX_UNREAD_FRAMES = 4
 # A cap of 256 MiB in fragments of 64 KiB.
 _MAX_FRAGMENTS = 4096
+
+_WHOLE_BINARY = 0x82
+"""How a frame begins that is a whole binary message."""
+_MEDIUM_HEAD, _LARGE_HEAD = Struct(">BBH"), Struct(">BBQ")
 
 
 async def listen(
@@ -76,6 +89,8 @@ class _Connection(ServerConnection):
 
     Attributes:
         take: takes a message; until it is set, and while answers are not read, frames wait.
+        reads_frames: whether the library's parser waits for the first byte of a message, so that
+            whole messages can pass it by.
     """
 
     def __init__(
@@ -88,11 +103,38 @@ class _Connection(ServerConnection):
             fail(code, too_big.reason if code == MESSAGE_TOO_BIG else reason)
 
         self.take: Callable[[bytes | str], None] | None = None
+        self.reads_frames = False
         self._waiting: deque[Frame] = deque()
         self._parts: list[bytes] = []
         self._is_text = False
         # websockets offers no hook for the reason of 1009.
         protocol.fail = fail_in_our_words  # type: ignore[method-assign]
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over the whole messages that `data` begins with; the library reads on from there."""
+        read = self._take_whole(data) if self.reads_frames else 0
+        if read < len(data):
+            super().data_received(data[read:] if read else data)
+            self.reads_frames = _is_between_messages(self.protocol)
+
+    def _take_whole(self, data: bytes) -> int:
+        """Hand over messages of one frame each; give how many bytes they were."""
+        position, size, most = 0, len(data), self.protocol.max_message_size or 0
+        while size - position > 6 and data[position] == _WHOLE_BINARY:
+            if self.take is None or self.paused or self.protocol.state is not State.OPEN:
+                break
+            length, start = data[position + 1] - 0x80, position + 6
+            if length < 0:
+                break  # not masked
+            if length > 125:
+                start += 2 if length == 126 else 8
+                length = int.from_bytes(data[position + 2 : start - 4])
+            end = start + length
+            if end > size or length > most:
+                break
+            self.take(apply_mask(data[start:end], data[start - 4 : start]))
+            position = end
+        return position
 
     def process_event(self, event: Event) -> None:
         """Take a frame of data at once; leave the handshake and pongs to the library."""
@@ -147,6 +189,31 @@ class _Connection(ServerConnection):
         self._go_on()
 
 
+def _head(size: int) -> bytes:
+    """Give the first bytes of a whole binary message that a server sends."""
+    if size < 126:
+        return bytes((_WHOLE_BINARY, size))
+    if size < 1 << 16:
+        return _MEDIUM_HEAD.pack(_WHOLE_BINARY, 126, size)
+    return _LARGE_HEAD.pack(_WHOLE_BINARY, 127, size)
+
+
+def _is_between_messages(protocol: ServerProtocol) -> bool:
+    """Whether the parser waits for the first byte of a message, and nobody wants to see frames.
+
+    A parser that is built in another way than this one is never found waiting.
+    """
+    waits_in: Any = protocol.parser
+    while (inner := waits_in.gi_yieldfrom) is not None:
+        waits_in = inner
+    return (
+        waits_in.__name__ == "at_eof"
+        and protocol.current_size is None
+        and protocol.state is State.OPEN
+        and not (protocol.reader.buffer or protocol.extensions or protocol.debug)
+    )
+
+
 def _ignore(data: bytes | str) -> None:
     """Take nothing more: the connection is failing."""
 
@@ -165,8 +232,11 @@ class WebsocketsServerLink:
     def send(self, frame: bytes) -> None:
         """See `ServerLink.send`."""
         if self._closing is None and self._protocol.state is State.OPEN:
-            self._protocol.send_binary(frame)
-            self._connection.send_data()
+            if self._connection.reads_frames:
+                self._connection.transport.write(_head(len(frame)) + frame)
+            else:
+                self._protocol.send_binary(frame)
+                self._connection.send_data()
 
     def close(self, close: Close) -> None:
         """See `ServerLink.close`."""
