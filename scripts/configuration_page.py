@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "reference" / "configuration.md"
 SECTIONS = (
     ("MainConfig", "config/schema.py", "The run"),
     ("EnvConfig", "config/schema.py", "`env`, one entry per kind of environment"),
+    ("MultitaskConfig", "config/schema.py", "`multitask`"),
     ("GymEnv.Extras", "env/gym_env.py", "`env`, further keys of `gymnasium`, `mujoco` and `ale`"),
     ("WireConfig", "config/wire.py", "`env`, further keys of `env_server` and of `--rlightning`"),
     ("ActionSpaceConfig", "config/wire.py", "`env.action_space`"),

@@ -80,7 +80,8 @@ def test_the_interval_covers_the_interquartile_mean_and_repeats():
 class Workers:
     """Two workers of one row; an episode of worker i lasts i + 2 steps and says of success."""
 
-    def __init__(self, ends):
+    def __init__(self, ends, tasks=("walk", "walk")):
+        self.tasks = list(tasks)
         self.ends = ends
         self.steps = [0, 0]
         self.seeds = []
@@ -114,6 +115,36 @@ def test_success_is_read_from_the_worker_whose_episode_ended():
     tally = evaluate_episodes(Workers(ends=True), Acting(), episodes=6, seed=3, options={"x": 1})
     assert sorted(tally.lengths) == [2, 2, 2, 3, 3, 3]
     assert sorted(tally.successes) == [0, 0, 0, 1, 1, 1]
+
+
+def test_every_task_plays_its_own_share_of_the_episodes_and_is_summarised_alone():
+    """A worker of three rows and one of a single row: each task plays four of the eight."""
+    tally = EpisodeTally(4, 8, ["walk", "walk", "walk", "run"])
+    assert tally._quota.tolist() == [2, 1, 1, 4]
+    for step in range(4):
+        tally.add(np.array([1.0, 2.0, 3.0, 10.0 + step]), np.array([True] * 4))
+    summary = summarise(tally)
+    assert summary["episodes"] == 8
+    assert summary["walk/episode_return"] == (1 + 1 + 2 + 3) / 4
+    assert summary["run/episode_return"] == (10 + 11 + 12 + 13) / 4
+    assert summary["episode_return"] == (7 + 46) / 8
+    assert (summary["walk/unfinished"], summary["run/episodes"]) == (0, 4)
+
+
+def test_every_task_plays_at_least_one_episode():
+    tally = EpisodeTally(3, 1, ["a", "b", "b"])
+    assert tally._quota.tolist() == [1, 1, 0]
+    tally.add(np.zeros(3), np.array([True, False, True]))
+    assert summarise(tally)["b/unfinished"] == 1
+
+
+def test_successes_and_lengths_are_told_apart_by_task():
+    workers = Workers(ends=True, tasks=("short", "long"))
+    summary = summarise(evaluate_episodes(workers, Acting(), episodes=5))
+    assert (summary["short/episodes"], summary["long/episodes"]) == (3, 2)
+    assert (summary["short/episode_length"], summary["long/episode_length"]) == (2, 3)
+    assert (summary["short/success"], summary["long/success"]) == (0, 1)
+    assert summary["success"] == 2 / 5
 
 
 def test_an_environment_that_never_ends_does_not_hold_up():

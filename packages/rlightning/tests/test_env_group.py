@@ -116,8 +116,16 @@ def test_init_returns_the_spaces_of_one_row_and_the_first_observations():
 
 
 def test_workers_with_different_action_spaces_are_refused():
-    with pytest.raises(ValueError, match="one policy needs one action space"):
-        EnvGroup([config(), config("test-group/Three-v0")]).init()
+    group = EnvGroup([config(), config("test-group/Three-v0", name="three")])
+    with pytest.raises(
+        ValueError, match=r"'three' has the action space Discrete\(3\), env 'e' has"
+    ):
+        group.init()
+
+
+def test_workers_that_observe_different_things_are_refused_before_anything_is_joined():
+    with pytest.raises(ValueError, match=r"one policy needs one observation space.*pad_spaces"):
+        EnvGroup([config("Acrobot-v1"), config("MountainCar-v0")]).init()
 
 
 def test_workers_and_rows_start_differently_and_the_same_in_every_run():
@@ -317,6 +325,24 @@ def test_metrics_are_means_over_the_episodes_of_all_workers():
     assert group.get_env_totals()["episode_return"] == [39.0, 4]
     assert group.get_env_stats(reset=True) == {"episode_return": 39 / 4, "episode_length": 14 / 4}
     assert group.get_env_stats() == {}, "no episode, no metric, no NaN"
+
+
+def test_metrics_of_several_tasks_are_told_apart():
+    group = EnvGroup([config(num_envs=2), config(name="other")], tasks=["one", "two"])
+    group.init(seed=0)
+    for _ in range(5):
+        group.step(batch(group, np.array([1, 1]), ids=group.env_ids[:1]))
+        group.step(batch(group, 0, ids=group.env_ids[1:]))
+    stats = group.get_env_stats(reset=True)
+    assert stats == {
+        "episode_return": (9 + 9 + 6) / 3,
+        "episode_length": 3,
+        "one/episode_return": 9,
+        "one/episode_length": 3,
+        "two/episode_return": 6,
+        "two/episode_length": 3,
+    }
+    assert group.get_env_stats() == {}
 
 
 def test_a_metric_that_the_environment_reports_itself_wins():

@@ -70,6 +70,7 @@ def build_env_group(
         ValueError: a list of functions has another length than the entries.
     """
     from rlightning.env import EnvGroup
+    from rlightning.env.task_spaces import task_names
     from rlightning.env.utils.utils import default_env_preprocess_fn
 
     entries: list[EnvConfig] = [env_cfgs] if isinstance(env_cfgs, EnvConfig) else list(env_cfgs)
@@ -82,13 +83,16 @@ def build_env_group(
         )
     workers: list[EnvConfig] = []
     per_worker: list[Any] = []
-    for entry, function in zip(entries, functions, strict=True):
+    tasks: list[str] = []
+    names = task_names([entry.name for entry in entries])
+    for entry, function, task in zip(entries, functions, names, strict=True):
         _resolve(entry, ENVS.get(entry.backend), path="env")
         workers += define_env_instance_cfgs(entry, entry.num_workers)
         per_worker += [function] * entry.num_workers
+        tasks += [task] * entry.num_workers
     cluster = current_cluster()
     make = cluster.make_env if cluster is not None and cluster.config.remote_env else None
-    return EnvGroup(workers, per_worker, make=make)
+    return EnvGroup(workers, per_worker, make=make, tasks=tasks)
 
 
 def define_env_instance_cfgs(env_cfg: EnvConfig, num_workers: int = 1) -> list[EnvConfig]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import sys
 from typing import TYPE_CHECKING
@@ -46,9 +47,8 @@ def evaluate(
         overrides: of that configuration.
     """
     path, config = _open(checkpoint, seed, config_name, overrides)
-    group = build_env_group(config.env)
-    env_group = group.for_evaluation()
-    group.close()
+    with contextlib.closing(build_env_group(config.env)) as group:
+        env_group = group.for_evaluation()
     try:
         env_seed = derive_seed(seed, "eval", "env")
         policy_group = _load(path, config, env_group, env_seed)
@@ -59,12 +59,13 @@ def evaluate(
         sys.stdout.write(f"{key:24} {value:.3f}\n")
 
 
-def play(checkpoint: str, *, episodes: int, seed: int, video: str | None) -> None:
-    """Show episodes in a window, or write them to a video."""
+def play(
+    checkpoint: str, *, episodes: int, seed: int, video: str | None, task: str | None = None
+) -> None:
+    """Show episodes in a window, or write them to a video; of a task's name, or of the first."""
     path, config = _open(checkpoint, seed)
-    group = build_env_group(config.env)
-    env_group = group.for_recording("human" if video is None else "rgb_array")
-    group.close()
+    with contextlib.closing(build_env_group(config.env)) as group:
+        env_group = group.for_recording("human" if video is None else "rgb_array", task)
     try:
         env_seed = derive_seed(seed, "eval", "env")
         policy_group = _load(path, config, env_group, env_seed)

@@ -54,6 +54,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 episodes=arguments.episodes,
                 seed=arguments.seed,
                 video=arguments.video,
+                task=arguments.task,
             )
         case "new":
             from rlightning.cli.new import new_project
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("--episodes", type=_positive, default=1, help="episodes to play")
     play.add_argument("--seed", type=int, default=0, help="seed of the environment")
     play.add_argument("--video", metavar="FILE.mp4", help="write a video instead of a window")
+    play.add_argument("--task", help="which task of several, by its name in metrics; the first")
 
     new = commands.add_parser("new", help="start a project with a policy of your own that works")
     new.add_argument("folder", help="a folder that does not exist yet")

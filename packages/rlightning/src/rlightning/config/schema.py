@@ -14,6 +14,7 @@ __all__ = [
     "EnvConfig",
     "LogConfig",
     "MainConfig",
+    "MultitaskConfig",
     "PolicyConfig",
     "SamplerConfig",
     "StorageConfig",
@@ -24,11 +25,21 @@ __all__ = [
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
+class MultitaskConfig(StrictConfig):
+    """How one policy serves several entries of ``env``, each of them a task."""
+
+    pad_spaces: bool = False
+    """Where tasks differ in the length of observation vectors, or in Box or Discrete actions, pad
+    them to the longest; what a task lacks is told by ``observation["action_mask"]``."""
+    task_id: bool = False
+    """Tell the policy which task a row is from: ``observation["task"]``, the entry's position."""
+
+
 class EnvConfig(ExtensibleConfig):
     """One group of equal environment workers."""
 
     name: str
-    """What logs call these environments."""
+    """What logs call these environments, and metrics where there are several entries."""
     backend: str
     """The environment class: a registered name such as ``gymnasium``, or ``"pkg.module:Name"``."""
     task: str
@@ -51,6 +62,16 @@ class EnvConfig(ExtensibleConfig):
     """Robot set-up of manipulation suites."""
     evaluate_cfg: Config | None = None
     """Settings of the environment that evaluation replaces and then restores."""
+    _multitask: MultitaskConfig = PrivateAttr(default_factory=MultitaskConfig)
+
+    @property
+    def multitask(self) -> MultitaskConfig:
+        """The section ``multitask`` of the run, of which this is one task."""
+        return self._multitask
+
+    def attach_multitask(self, section: MultitaskConfig) -> None:
+        """Set `multitask`; `MainConfig` does."""
+        self._multitask = section
 
     @field_validator("num_gpus")
     @classmethod
@@ -183,7 +204,8 @@ class TrainConfig(ExtensibleConfig):
     warm_up_rollout_steps: int = Field(default=10, ge=1)
     """Steps of that dummy rollout."""
     eval_episodes: int = Field(default=10, ge=1)
-    """Episodes of one evaluation, shared evenly over the evaluation environments."""
+    """Episodes of one evaluation, shared evenly over the tasks (each gets at least one) and then
+    over their evaluation environments."""
     record_episodes: int = Field(default=0, ge=0)
     """Episodes that each evaluation also writes to ``<run directory>/videos``, as one mp4."""
     eval_at_start: bool = False
@@ -251,6 +273,8 @@ class MainConfig(StrictConfig):
     """The training loop: ``syncrl`` or another registered engine."""
     env: list[EnvConfig]
     """One entry per group of equal workers; a single mapping is a list of one."""
+    multitask: MultitaskConfig = Field(default_factory=MultitaskConfig)
+    """How one policy serves several entries of `env`."""
     buffer: BufferConfig
     """The buffer."""
     policy: PolicyConfig
@@ -286,6 +310,12 @@ class MainConfig(StrictConfig):
             for value in given.values():
                 setattr(self.cluster, names["cluster"], check_gpus(value))
                 setattr(self.policy, names["policy"], value)
+        return self
+
+    @model_validator(mode="after")
+    def _environments_read_the_multitask_section(self) -> Self:
+        for entry in self.env:
+            entry.attach_multitask(self.multitask)
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ import numpy as np
 from rlightning.types import to_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rlightning.env import EnvGroup
     from rlightning.policy import PolicyGroup
@@ -36,22 +36,59 @@ class EpisodeTally:
 
     Args:
         rows: how many environments are stepped at once.
-        episodes: how many episodes to count in all.
+        episodes: how many episodes to count in all, shared evenly over the tasks and then over the
+            rows of each; every task gets at least one.
+        tasks: the task of each row; by default all have the same.
+
+    Attributes:
+        tasks: the names of the tasks.
+        returns: of the episodes that were counted.
+        lengths: of the same, in steps.
     """
 
-    def __init__(self, rows: int, episodes: int) -> None:
-        share, rest = divmod(episodes, rows)
-        self._quota = np.full(rows, share) + (np.arange(rows) < rest)
+    def __init__(self, rows: int, episodes: int, tasks: Sequence[str] | None = None) -> None:
+        labels = np.array([""] * rows if tasks is None else list(tasks))
+        self.tasks = list(dict.fromkeys(labels.tolist()))
+        self._labels = labels
+        self._quota = np.zeros(rows, dtype=np.int64)
+        for task, share in zip(self.tasks, _shares(episodes, len(self.tasks)), strict=True):
+            own = labels == task
+            self._quota[own] = _shares(max(1, share), int(own.sum()))
         self._return = np.zeros(rows)
         self._length = np.zeros(rows, dtype=np.int64)
         self.returns: list[float] = []
         self.lengths: list[int] = []
-        self.successes: list[float] = []
+        self._successes: list[float] = []  # NaN where nothing reports it
+        self._tasks: list[str] = []
 
     @property
     def unfinished(self) -> int:
         """How many episodes are still missing."""
         return int(self._quota.sum())
+
+    @property
+    def successes(self) -> list[float]:
+        """Of the episodes that were counted, where something reports it."""
+        return [success for success in self._successes if not np.isnan(success)]
+
+    def of_task(self, task: str) -> EpisodeTally:
+        """Return the tally of one task's episodes alone."""
+        own = self._labels == task
+        tally = EpisodeTally(int(own.sum()), 0)
+        tally._quota, tally._return, tally._length = (
+            column[own] for column in (self._quota, self._return, self._length)
+        )
+        episodes = zip(self.returns, self.lengths, self._successes, self._tasks, strict=True)
+        for value, length, success, label in episodes:
+            if label == task:
+                tally._keep(value, length, success, label)
+        return tally
+
+    def _keep(self, episode_return: float, length: int, success: float, task: str) -> None:
+        self.returns.append(episode_return)
+        self.lengths.append(length)
+        self._successes.append(success)
+        self._tasks.append(task)
 
     def add(
         self, reward: Any, ended: Any, success: Any = None, *, steps: Any = 1, begins: Any = None
@@ -73,10 +110,12 @@ class EpisodeTally:
         for row in np.flatnonzero(ended):
             if self._quota[row] > 0:
                 self._quota[row] -= 1
-                self.returns.append(float(self._return[row]))
-                self.lengths.append(int(self._length[row]))
-                if success is not None and not np.isnan(success[row]):
-                    self.successes.append(float(success[row]))
+                self._keep(
+                    float(self._return[row]),
+                    int(self._length[row]),
+                    np.nan if success is None else float(success[row]),
+                    str(self._labels[row]),
+                )
         self._return[ended] = 0.0
         self._length[ended] = 0
 
@@ -96,14 +135,16 @@ def evaluate_episodes(
     Args:
         env_group: environments used for nothing else.
         policy_group: acts deterministically and is not changed.
-        episodes: how many, shared evenly over all rows.
+        episodes: how many, shared evenly over all tasks and the rows of each.
         max_steps: steps per row at most; -1 means `LONGEST_EVALUATION_STEPS`.
         options: handed to the environments' ``reset``.
         seed: seeds the environments, so that every evaluation sees the same episodes.
         check_stop: called every step; may raise.
     """
     env_rets, _ = env_group.reset(seed=seed, options=options)
-    tally = EpisodeTally(sum(_rows(env_ret) for env_ret in env_rets.values()), episodes)
+    counts = [_rows(env_ret) for env_ret in env_rets.values()]
+    tasks = np.repeat(env_group.tasks, counts)
+    tally = EpisodeTally(len(tasks), episodes, tasks.tolist())
     limit = LONGEST_EVALUATION_STEPS if max_steps == -1 else max_steps
     with policy_group.memory_kept(empty=True):
         for _ in range(limit):
@@ -127,7 +168,18 @@ def summarise(tally: EpisodeTally) -> dict[str, float]:
 
     The interquartile mean and its percentile-bootstrap 95 % interval follow Agarwal et al. 2021
     (arXiv:2108.13264).
+
+    Where there are several tasks: over the episodes of all, and as ``<task>/<metric>`` of each.
     """
+    metrics = _summary(tally)
+    if len(tally.tasks) > 1:
+        for task in tally.tasks:
+            own = _summary(tally.of_task(task))
+            metrics |= {f"{task}/{name}": value for name, value in own.items()}
+    return metrics
+
+
+def _summary(tally: EpisodeTally) -> dict[str, float]:
     metrics: dict[str, float] = {
         "episodes": float(len(tally.returns)),
         "unfinished": float(tally.unfinished),
@@ -172,6 +224,12 @@ def bootstrap_interval(
     drawn = samples[generator.integers(len(samples), size=(resamples, len(samples)))]
     low, high = np.percentile(statistic(drawn), [2.5, 97.5])
     return float(low), float(high)
+
+
+def _shares(count: int, parts: int) -> Any:
+    """Return `count` divided into whole parts that differ by one at most, int64 ``[parts]``."""
+    share, rest = divmod(count, parts)
+    return np.full(parts, share) + (np.arange(parts) < rest)
 
 
 def _rows(env_ret: EnvRet) -> int:

@@ -303,17 +303,22 @@ class TrainingEngine(BaseEngine):
         return metrics
 
     def _record(self) -> None:
-        """Write a video of the policy as it is now."""
-        run = self.run_context
-        seed = derive_seed(run.seed, "eval", "video")
-        group = self.env_group.for_recording("rgb_array")
+        """Write a video of the policy as it is now, or one of each task."""
+        tasks = dict.fromkeys(self.env_group.tasks)
+        for task in tasks:
+            name = f"step_{self.env_steps}" + (f"_{task}" if len(tasks) > 1 else "")
+            self._record_task(task, self.run_context.run_dir / "videos" / f"{name}.mp4")
+
+    def _record_task(self, task: str, path: pathlib.Path) -> None:
+        seed = derive_seed(self.run_context.seed, "eval", "video")
+        group = self.env_group.for_recording("rgb_array", task)
         try:
             with self._exclusive(), self._random_state_kept():
                 group.init(seed=seed)
                 record_episodes(
                     group,
                     self.policy_group,
-                    run.run_dir / "videos" / f"step_{self.env_steps}.mp4",
+                    path,
                     episodes=self.config.train.record_episodes,
                     seed=seed,
                 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rlightning.config import Config
+from rlightning.env.fitted_env import FittedEnv
 from rlightning.env.step_counter import EnvStepCounter, ThroughputTracker
+from rlightning.env.task_spaces import TaskSpaces
 from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.errors import ConfigError, UnknownNameError
 from rlightning.types import BatchedData
@@ -38,11 +40,15 @@ class EnvGroup:
         preprocess_fn: from a policy's response to an action: one for all workers, or one each.
         make: makes a worker from its section, its function, its index and its purpose, ``"train"``
             or ``"eval"``; by default one that lives in this process.
+        tasks: the name of each worker's task; by default its section's own.
+        spaces: what a policy sees of all tasks, where another group has found out; by default
+            `init` does.
 
     Attributes:
         env_list: the workers.
         env_ids: their names, in order.
         id_to_env: the workers by name.
+        tasks: the name of each worker's task, in order.
 
     Raises:
         ValueError: there is no section, or the functions do not fit the sections.
@@ -55,6 +61,8 @@ class EnvGroup:
         *,
         make: MakeEnv | None = None,
         purpose: str = "train",
+        tasks: Sequence[str] | None = None,
+        spaces: TaskSpaces | None = None,
     ) -> None:
         self._maker = make
         self._make: MakeEnv = make or self._build_here
@@ -62,12 +70,14 @@ class EnvGroup:
         if not self._configs:
             raise ConfigError("there is no environment section; give at least one")
         self._preprocess_fns = _one_each(preprocess_fn, len(self._configs))
+        self.tasks = [config.name for config in self._configs] if tasks is None else list(tasks)
+        self._spaces = spaces
         self.env_list: list[BaseEnv] = []
         try:
             for index, config in enumerate(self._configs):
-                self.env_list.append(
-                    self._make(config, self._preprocess_fns[index], index, purpose)
-                )
+                env = self._make(config, self._preprocess_fns[index], index, purpose)
+                fits = config.multitask.pad_spaces or config.multitask.task_id
+                self.env_list.append(cast("BaseEnv", FittedEnv(env)) if fits else env)
         except BaseException:
             self.close()
             raise
@@ -149,21 +159,29 @@ class EnvGroup:
             seed: the base seed, from which every row of every worker gets its own.
 
         Returns:
-            The spaces of one row and the number of rows, per worker.
+            The spaces of one row as a policy sees them, and the number of rows, per worker.
 
         Raises:
-            ConfigError: the action spaces differ.
+            ConfigError: the spaces differ, and are not to be padded or cannot be.
         """
-        metas = [env.init() for env in self.env_list]
-        for config, meta in zip(self._configs, metas, strict=True):
-            if meta.action_space != metas[0].action_space:
-                raise ConfigError(
-                    f"env {config.name!r} has the action space {meta.action_space}, env "
-                    f"{self._configs[0].name!r} has {metas[0].action_space}; one policy needs one "
-                    "action space"
-                )
+        metas = self._fit([env.init() for env in self.env_list])
         self._first_env_rets, _ = self.reset(seed=seed)
         return metas
+
+    def _fit(self, metas: list[EnvMeta]) -> list[EnvMeta]:
+        """Make the workers of all tasks fit one policy; return what it sees of them."""
+        common = self._spaces
+        if common is None:
+            common = TaskSpaces.of(self.tasks, metas, self._configs[0].multitask)
+        seen: list[EnvMeta] = []
+        for env, task, meta in zip(self.env_list, self.tasks, metas, strict=True):
+            if isinstance(env, FittedEnv):
+                self._spaces = common
+                env.fit(common.fit(task, meta.observation_space, meta.action_space))
+                seen.append(common.seen(meta))
+            else:
+                seen.append(meta)
+        return seen
 
     def get_observation_spaces(self) -> list[Any]:
         """Return the observation space of one row, per worker."""
@@ -356,21 +374,25 @@ class EnvGroup:
         """
         totals: dict[str, list[float]] = {}
         for env in self.env_list:
-            for name, (value, count) in env.get_env_stats(reset=reset).items():
-                total = totals.setdefault(name, [0.0, 0])
-                total[0] += value
-                total[1] += count
+            _add_up(totals, env.get_env_stats(reset=reset))
         return totals
 
     def get_env_stats(self, reset: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002  # public contract
         """Return the mean of every metric, and tell all workers that a rollout has finished.
 
-        A metric without a single episode is absent, never NaN.
+        Where there are several tasks, over all episodes and, as ``<task>/<metric>``, over those of
+        each. A metric without a single episode is absent, never NaN.
 
         Args:
             reset: forget the episodes afterwards.
         """
-        totals = self.get_env_totals(reset=reset)
+        totals: dict[str, list[float]] = {}
+        several = len(set(self.tasks)) > 1
+        for env, task in zip(self.env_list, self.tasks, strict=True):
+            own = env.get_env_stats(reset=reset)
+            _add_up(totals, own)
+            if several:
+                _add_up(totals, {f"{task}/{name}": total for name, total in own.items()})
         for env in self.env_list:
             env.finish_rollout()
         return {name: value / count for name, (value, count) in totals.items() if count}
@@ -378,23 +400,47 @@ class EnvGroup:
     def for_evaluation(self) -> EnvGroup:
         """Return new workers with the settings of ``evaluate_cfg``, whose seeds are never ours."""
         configs = [_evaluation_config(config) for config in self._configs]
-        group = EnvGroup(configs, self._preprocess_fns, make=self._maker, purpose="eval")
+        group = EnvGroup(
+            configs,
+            self._preprocess_fns,
+            make=self._maker,
+            purpose="eval",
+            tasks=self.tasks,
+            spaces=self._spaces,
+        )
         group.apply_evaluate_cfg()
         return group
 
-    def for_recording(self, render_mode: str) -> EnvGroup:
+    def for_recording(self, render_mode: str, task: str | None = None) -> EnvGroup:
         """Return one new worker of one row, with the settings of evaluation, that renders.
 
         Args:
             render_mode: ``"rgb_array"`` to take frames, ``"human"`` for a window.
+            task: the name of its task; by default the first.
+
+        Raises:
+            UnknownNameError: there is no such task.
         """
-        config = _evaluation_config(self._configs[0])
+        task = self.tasks[0] if task is None else task
+        if task not in self.tasks:
+            raise UnknownNameError(task, kind="task", known=list(dict.fromkeys(self.tasks)))
+        if self._spaces is None and isinstance(self.env_list[0], FittedEnv):
+            metas = [env.get_metadata() for env in self.env_list]
+            self._spaces = TaskSpaces.of(self.tasks, metas, self._configs[0].multitask)
+        index = self.tasks.index(task)
+        config = _evaluation_config(self._configs[index])
         config.num_envs, config.num_workers = 1, 1
         config.env_kwargs = Config(**{**config.env_kwargs.to_dict(), "render_mode": render_mode})
         for key, value in (("vectorization", "sync"), ("keep_frames", render_mode == "rgb_array")):
             if key in config:
                 setattr(config, key, value)
-        group = EnvGroup([config], self._preprocess_fns[:1], purpose="eval")
+        group = EnvGroup(
+            [config],
+            self._preprocess_fns[index : index + 1],
+            purpose="eval",
+            tasks=[task],
+            spaces=self._spaces,
+        )
         group.apply_evaluate_cfg()
         return group
 
@@ -451,6 +497,14 @@ class EnvGroup:
         """Close all workers."""
         for env in self.env_list:
             env.close()
+
+
+def _add_up(totals: dict[str, list[float]], more: dict[str, list[float]]) -> None:
+    """Add totals ``{metric: [sum, count]}`` to others, in place."""
+    for name, (value, count) in more.items():
+        total = totals.setdefault(name, [0.0, 0])
+        total[0] += value
+        total[1] += count
 
 
 def _one_each(preprocess_fn: Any, count: int) -> list[Any]:

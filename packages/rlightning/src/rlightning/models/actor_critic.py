@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlightning.models.action_mask import MASK, has_action_mask, without_action_mask
 from rlightning.models.encoders import ImageOptions, is_image, make_encoder
 from rlightning.models.heads import (
     LOG_STD_BOUNDS,
@@ -42,11 +43,13 @@ class ActorCritic(nn.Module):
     """Observations to an action distribution and a value.
 
     Args:
-        observation_space: of one environment.
+        observation_space: of one environment. An action mask in it (see `action_mask`) is obeyed,
+            and is no feature.
         action_space: of one environment.
         options: the shape of the networks.
 
     Attributes:
+        is_masked: whether observations hold an action mask.
         actor_trunk: encoder and hidden layers of the policy.
         critic_trunk: those of the critic; None if the two are shared.
         action_head: features to an ``ActionDistribution``.
@@ -66,6 +69,9 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         options = options or ActorCriticOptions()
+        self.is_masked = has_action_mask(observation_space, action_space)
+        if self.is_masked:
+            observation_space = without_action_mask(observation_space)
         has_image = _has_image(observation_space, options.images)
         shared = has_image if options.shared_encoder is None else options.shared_encoder
         sizes = options.hidden_sizes
@@ -95,7 +101,14 @@ class ActorCritic(nn.Module):
         """
         features = self.actor_trunk(observation)
         critic_features = features if self.critic_trunk is None else self.critic_trunk(observation)
-        return self.action_head(features), self.value_head(critic_features).squeeze(-1)
+        distribution = self.masked(self.action_head(features), observation)
+        return distribution, self.value_head(critic_features).squeeze(-1)
+
+    def masked(self, distribution: Any, observation: Any) -> ActionDistribution:
+        """Return the distribution over the actions that there are in these observations."""
+        if self.is_masked:
+            distribution = distribution.masked(observation[MASK])
+        return distribution  # type: ignore[no-any-return]  # what a head has made
 
     @torch.no_grad()
     def act(self, observation: Any) -> tuple[ActionDistribution, Tensor]:
@@ -110,12 +123,13 @@ class ActorCritic(nn.Module):
         assert isinstance(head, (GaussianHead, CategoricalHead))  # what plain_layers promises
         plain.refresh()
         out, value = plain.forward(self.actor_trunk[0](observation).numpy())
-        return head.distribution(torch.from_numpy(out)), torch.from_numpy(value)
+        distribution = self.masked(head.distribution(torch.from_numpy(out)), observation)
+        return distribution, torch.from_numpy(value)
 
     def _plain_networks(self) -> PlainNetworks | None:
         """Decide once whether the networks are plain; on a GPU they never are."""
         if self._may_be_plain and self._plain is None:
-            layers = self.plain_layers()
+            layers = self._layers()
             self._may_be_plain = layers is not None
             if layers is not None and layers.are_supported():
                 self._plain = PlainNetworks(layers)
@@ -130,9 +144,13 @@ class ActorCritic(nn.Module):
     def plain_layers(self) -> PlainLayers | None:
         """Return the linear layers if this is two plain tanh MLPs behind one parameterless encoder.
 
-        None if the networks are shared, convolve, have another activation or no hidden layer, or
-        if the head is neither Gaussian nor categorical.
+        None if the networks are shared, convolve, have another activation or no hidden layer, if
+        the head is neither Gaussian nor categorical, or if actions are masked.
         """
+        return None if self.is_masked else self._layers()
+
+    def _layers(self) -> PlainLayers | None:
+        """Return `plain_layers`, whatever becomes of what they answer."""
         encoder, body = self.actor_trunk
         if self.critic_trunk is None or any(True for _ in encoder.parameters()):
             return None

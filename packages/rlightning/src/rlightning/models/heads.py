@@ -87,6 +87,50 @@ class GaussianAction(NamedTuple):
         """Return entropies, [B]."""
         return ops.gaussian_entropy(self.log_std).expand(len(self.mean))
 
+    def masked(self, mask: Tensor) -> "MaskedGaussianAction":
+        """Return the distribution of the dimensions that `mask`, [B, *A], keeps."""
+        kept = mask.reshape(self.mean.shape).to(self.mean.dtype)
+        return MaskedGaussianAction(self.mean, self.log_std, self.shape, kept)
+
+
+class MaskedGaussianAction(NamedTuple):
+    """A `GaussianAction` of which each row has some dimensions only; the others are always zero.
+
+    Log-densities and entropies are those of the row's own dimensions. What would be drawn in the
+    others reaches no environment; in a probability ratio it would only be noise, and in the entropy
+    a pull on spreads that nothing answers.
+    """
+
+    mean: Tensor
+    log_std: Tensor
+    shape: tuple[int, ...]
+    kept: Tensor
+
+    def sample(self, generator: torch.Generator | None = None) -> Tensor:
+        """Draw float32 actions, [B, *A]."""
+        sample = ops.gaussian_sample(self.mean, self.log_std, generator=generator) * self.kept
+        return sample.reshape(-1, *self.shape)
+
+    def sample_with_log_prob(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Draw actions and return their log-densities [B]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
+
+    def mode(self) -> Tensor:
+        """Return the means, [B, *A]."""
+        return (self.mean * self.kept).reshape(-1, *self.shape)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Return log-densities, [B]."""
+        sample = action.reshape(self.mean.shape)
+        return ops.masked_gaussian_log_prob(sample, self.mean, self.log_std, self.kept)
+
+    def entropy(self) -> Tensor:
+        """Return entropies, [B]."""
+        return ops.masked_gaussian_entropy(self.log_std, self.kept)
+
 
 class CategoricalAction(NamedTuple):
     """Distribution over Discrete actions."""
@@ -116,6 +160,10 @@ class CategoricalAction(NamedTuple):
     def entropy(self) -> Tensor:
         """Return entropies, [B]."""
         return ops.categorical_entropy(self.log_p)
+
+    def masked(self, mask: Tensor) -> "CategoricalAction":
+        """Return the distribution over the actions that `mask`, [B, n_actions], keeps."""
+        return CategoricalAction(ops.masked_log_softmax(self.log_p, mask.bool()), self.start)
 
 
 class MultiCategoricalAction(NamedTuple):

@@ -16,6 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlightning.errors import ConfigError
+from rlightning.models.action_mask import MASK, has_action_mask, without_action_mask
 from rlightning.models.encoders import Encoder, make_encoder
 from rlightning.models.image_config import ImageConfig
 from rlightning.models.mlp import MLP
@@ -209,7 +210,8 @@ class ActionValues(nn.Module):
     """Observations to the values of all K actions of a Discrete space.
 
     Args:
-        observation_space: of one environment.
+        observation_space: of one environment. Of actions that a mask in it leaves out (see
+            `action_mask`) the value is minus infinity.
         n_actions: K.
         config: the shape of the network.
         dueling: predict the state's value and the actions' advantages separately.
@@ -224,6 +226,9 @@ class ActionValues(nn.Module):
         dueling: bool = False,
     ) -> None:
         super().__init__()
+        self.is_masked = has_action_mask(observation_space, spaces.Discrete(n_actions))
+        if self.is_masked:
+            observation_space = without_action_mask(observation_space)
         self.encoder = config.make_encoder(observation_space)
         self.n_values = 1 if dueling else 0
         self.body = config.make_mlp(self.encoder.out_features, self.n_values + n_actions)
@@ -231,9 +236,11 @@ class ActionValues(nn.Module):
     def forward(self, observation: Any) -> Tensor:
         """Map B observations to action values, [B, K]."""
         out: Tensor = self.body(self.encoder(observation))
-        if not self.n_values:
-            return out
-        return dueling_values(out[:, : self.n_values], out[:, self.n_values :])
+        if self.n_values:
+            out = dueling_values(out[:, : self.n_values], out[:, self.n_values :])
+        if self.is_masked:
+            out = out.masked_fill(~observation[MASK].bool(), -torch.inf)
+        return out
 
 
 def frozen_copy(network: _Module) -> _Module:

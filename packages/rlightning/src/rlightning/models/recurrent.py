@@ -149,7 +149,8 @@ class RecurrentActorCritic(ActorCritic):
         """
         rows = cast("SequenceInput", observation)
         actor, critic = self._outputs(rows.observation, rows.memory, rows.lengths)[:2]
-        return self.action_head(actor), self.value_head(critic).squeeze(-1)
+        distribution = self.masked(self.action_head(actor), rows.observation)
+        return distribution, self.value_head(critic).squeeze(-1)
 
     @torch.no_grad()
     def step(self, observation: Any, memory: Tensor) -> Step:
@@ -160,7 +161,8 @@ class RecurrentActorCritic(ActorCritic):
             memory: [B, memory_size].
         """
         actor, critic, memory = self._outputs(observation, memory)
-        return Step(self.action_head(actor), self.value_head(critic).squeeze(-1), memory)
+        distribution = self.masked(self.action_head(actor), observation)
+        return Step(distribution, self.value_head(critic).squeeze(-1), memory)
 
     @torch.no_grad()
     def value_after(self, observation: Any, memory: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ class RecurrentActorCritic(ActorCritic):
         critic, others = _read(self.critic_trunk, self.critic_memory, observation, others, lengths)
         return actor, critic, torch.cat([own, others], -1)
 
-    def plain_layers(self) -> PlainLayers | None:
+    def _layers(self) -> PlainLayers | None:
         """Return None: a network with a memory is not plain."""
         return None
 

@@ -76,6 +76,29 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
     return log_std.sum(-1) + (0.5 + _HALF_LOG_2PI) * log_std.shape[-1]
 
 
+def masked_gaussian_log_prob(
+    sample_BA: Tensor, mean_BA: Tensor, log_std: Tensor, mask_BA: Tensor
+) -> Tensor:
+    """Compute log-densities of the dimensions that a mask keeps: of their marginal.
+
+    Args:
+        sample_BA: where to evaluate, [B, A].
+        mean_BA: means, [B, A].
+        log_std: [A] or [B, A].
+        mask_BA: 1 for the dimensions that count, 0 for others, [B, A] in the dtype of the means.
+
+    Returns:
+        [B]; no gradient reaches the parameters of the other dimensions.
+    """
+    z = (sample_BA - mean_BA) * (-log_std).exp()
+    return ((z.square() * -0.5 - log_std - _HALF_LOG_2PI) * mask_BA).sum(-1)
+
+
+def masked_gaussian_entropy(log_std: Tensor, mask_BA: Tensor) -> Tensor:
+    """Compute the entropy of the dimensions that a mask keeps, in nats; [B]."""
+    return ((log_std + (0.5 + _HALF_LOG_2PI)) * mask_BA).sum(-1)
+
+
 def squashed_gaussian_sample(
     mean_BA: Tensor, log_std: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -110,6 +133,31 @@ def squashed_gaussian_log_prob(pre_tanh_BA: Tensor, mean_BA: Tensor, log_std: Te
     """
     correction = 2.0 * (_LOG_2 - pre_tanh_BA - functional.softplus(-2.0 * pre_tanh_BA))
     return gaussian_log_prob(pre_tanh_BA, mean_BA, log_std) - correction.sum(-1)
+
+
+def masked_squashed_gaussian_log_prob(
+    pre_tanh_BA: Tensor, mean_BA: Tensor, log_std: Tensor, mask_BA: Tensor
+) -> Tensor:
+    """Compute log-densities of ``tanh(u)`` over the dimensions that a mask keeps; [B].
+
+    Arguments as in `squashed_gaussian_log_prob` and `masked_gaussian_log_prob`.
+    """
+    correction = 2.0 * (_LOG_2 - pre_tanh_BA - functional.softplus(-2.0 * pre_tanh_BA))
+    log_prob = masked_gaussian_log_prob(pre_tanh_BA, mean_BA, log_std, mask_BA)
+    return log_prob - (correction * mask_BA).sum(-1)
+
+
+def masked_log_softmax(log_p_BK: Tensor, mask_BK: Tensor) -> Tensor:
+    """Normalise over the categories that a mask keeps; the others get ``-inf`` and no gradient.
+
+    Args:
+        log_p_BK: logits, or log-probabilities of all categories, [B, K].
+        mask_BK: bool, at least one True per row, [B, K].
+
+    Returns:
+        [B, K].
+    """
+    return log_p_BK.masked_fill(~mask_BK, -torch.inf).log_softmax(-1)
 
 
 def categorical_sample(logits_BK: Tensor, *, generator: torch.Generator | None = None) -> Tensor:

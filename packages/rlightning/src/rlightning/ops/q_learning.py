@@ -112,6 +112,8 @@ def epsilon_greedy(
 ) -> Tensor:
     """Choose the best action of each row, or with probability `epsilon` any, all equally likely.
 
+    Actions that a row has not got, of value minus infinity, are never chosen.
+
     Args:
         q_BK: action values, [B, K].
         epsilon: in [0, 1].
@@ -124,6 +126,10 @@ def epsilon_greedy(
     device = q_BK.device
     explore = torch.rand(n_rows, generator=generator, device=device) < epsilon
     anything = torch.randint(n_actions, (n_rows,), generator=generator, device=device)
+    missing = q_BK.isneginf()
+    if missing.any():
+        chance = torch.rand(q_BK.shape, generator=generator, device=device)
+        anything = chance.masked_fill(missing, -1.0).argmax(-1)
     return torch.where(explore, anything, q_BK.argmax(-1))
 
 

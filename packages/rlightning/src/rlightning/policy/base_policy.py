@@ -79,6 +79,10 @@ class BasePolicy(nn.Module, ABC):
     learner though their batches have different numbers of rows. Otherwise all get as many rows as
     the smallest has."""
 
+    reads_action_mask: ClassVar[bool] = False
+    """Whether it acts and learns with the actions that ``observation["action_mask"]`` keeps only.
+    Others are not given environments of which some have fewer actions."""
+
     class Extras(Config):
         """Further keys of the ``policy`` section that this class reads, with their defaults."""
 

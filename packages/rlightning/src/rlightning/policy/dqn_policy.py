@@ -70,6 +70,7 @@ class DQNOptimConfig(StrictConfig):
 class DQNPolicy(OffPolicy):
     """DQN for Discrete actions and any supported observation."""
 
+    reads_action_mask = True
     hyper: DQNTrainConfig
 
     class TrainExtras(BasePolicy.TrainExtras, DQNTrainConfig):

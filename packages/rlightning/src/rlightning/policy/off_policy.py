@@ -22,6 +22,7 @@ from torch import nn
 
 from rlightning.config import Config
 from rlightning.errors import ConfigError
+from rlightning.models.action_mask import MASK, has_action_mask, without_action_mask
 from rlightning.models.normalizer import ObservationNormalizer
 from rlightning.ops.q_learning import bootstrap_discount, polyak_update
 from rlightning.policy.base_policy import BasePolicy
@@ -129,6 +130,19 @@ class OffPolicy(BasePolicy):
         self._priorities: Priorities | None = None
         self._warned = False
         self._gamma_agrees = False
+
+    def read_mask(self, env_meta: EnvMeta) -> Any:
+        """Note whether unit actions are masked; return the space that networks observe.
+
+        Call it in `construct_network`, of policies for a Box.
+        """
+        space = env_meta.observation_space
+        self.is_masked = has_action_mask(space, env_meta.action_space)
+        return without_action_mask(space) if self.is_masked else space
+
+    def kept(self, observation: Any, unit: Tensor) -> Tensor:
+        """Return unit actions [B, A] with zeros in place of what a row has not got."""
+        return unit * observation[MASK] if self.is_masked else unit
 
     @abstractmethod
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from rlightning.errors import ContractError
+from rlightning.errors import ConfigError, ContractError
 from rlightning.policy.eval_workers import EvalWorkers
 from rlightning.policy.policy_proxy import PolicyProxy, join_ranks
 from rlightning.policy.random_stream import RandomStream
@@ -110,6 +110,7 @@ class PolicyGroup:
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build the networks and optimizers of the TRAIN instances."""
+        self._check_masks(env_meta)
         if len(self.train_list) > 1 or len(self.eval_list) > 1:
             self.split_random_stream()
         if len(self.train_list) > 1:
@@ -121,9 +122,21 @@ class PolicyGroup:
 
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
         """Build the networks of the EVAL instances."""
+        self._check_masks(env_meta)
         for policy in self.eval_list:
             self.random_stream.hand_to(policy)
             policy.init_eval(eval_config, env_meta=env_meta)
+
+    def _check_masks(self, env_meta: EnvMeta | None) -> None:
+        """Refuse environments of which some have fewer actions, where that would not be heeded."""
+        kind = self.policy_class
+        if env_meta is not None and env_meta.masked_actions and not kind.reads_action_mask:
+            raise ConfigError(
+                f"some tasks have fewer actions than {env_meta.action_space}, and {kind.__name__} "
+                "does not read which (reads_action_mask = False): make the action spaces equal "
+                "with wrappers (`env.wrappers`), choose a policy that does, such as PPOPolicy or "
+                "DQNPolicy, or train a policy for each task"
+            )
 
     def set_addresses(self, env_addresses: dict[str, str]) -> None:
         """Say which machine each environment worker is on, for routing by nearness."""

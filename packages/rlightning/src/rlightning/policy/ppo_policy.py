@@ -52,6 +52,7 @@ class PPOPolicy(BasePolicy):
 
     batched_rollout = True
     uneven_batches = True
+    reads_action_mask = True
     model_config: ClassVar[type[PPOModelConfig]] = PPOModelConfig
     """What ``policy.model_cfg`` may hold."""
     hyper: PPOTrainConfig

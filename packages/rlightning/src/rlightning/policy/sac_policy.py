@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlightning.config import StrictConfig
+from rlightning.models.action_mask import MASK
 from rlightning.models.q_networks import (
     LOG_STD_BOUNDS,
     CriticConfig,
@@ -29,7 +30,11 @@ from rlightning.models.q_networks import (
     plain_layers,
 )
 from rlightning.ops import soft_actor_critic as sac
-from rlightning.ops.distributions import squashed_gaussian_log_prob, squashed_gaussian_sample
+from rlightning.ops.distributions import (
+    masked_squashed_gaussian_log_prob,
+    squashed_gaussian_log_prob,
+    squashed_gaussian_sample,
+)
 from rlightning.ops.fused_sac import (
     FusedSAC,
     SACLayers,
@@ -60,7 +65,8 @@ class SACTrainConfig(OffPolicyTrainConfig):
     learn_temperature: bool = True
     """Move the temperature so that the policy's entropy meets `target_entropy`."""
     target_entropy: float | None = None
-    """In nats, of actions scaled to [-1, 1]; unset: minus the number of action dimensions."""
+    """In nats, of actions scaled to [-1, 1]; unset: minus the number of action dimensions, of each
+    row its own where actions are masked."""
     actor_interval: int = Field(default=1, ge=1)
     """Gradient steps of the critics between those of the policy and the temperature."""
 
@@ -84,6 +90,7 @@ class SACPolicy(OffPolicy):
     not depend on the units of the environment's actions.
     """
 
+    reads_action_mask = True
     hyper: SACTrainConfig
     model_config: ClassVar[type[CriticConfig]] = CriticConfig
     """What ``policy.model_cfg`` may hold."""
@@ -102,7 +109,7 @@ class SACPolicy(OffPolicy):
         self.hyper = self.train_config.read(self.config.train_config)
         self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
-        space, size = env_meta.observation_space, self.unit_actions.size
+        space, size = self.read_mask(env_meta), self.unit_actions.size
         self.actor = SquashedGaussianActor(space, size, network)
         self.critic = QEnsemble(space, size, network)
         self.target_critic = frozen_copy(self.critic)
@@ -135,6 +142,8 @@ class SACPolicy(OffPolicy):
         """Return the fast step where the networks, the device and the optimizers allow it."""
         if self.process_group is not None:  # gradients must meet those of the other learners
             return None
+        if self.is_masked:
+            return None
         actor, critic, target = self.actor, self.critic, self.target_critic
         if [*actor.encoder.parameters(), *critic.encoder.parameters()]:
             return None
@@ -164,6 +173,7 @@ class SACPolicy(OffPolicy):
             action = mean.tanh()
         else:
             action, _ = squashed_gaussian_sample(mean, log_std)
+        action = self.kept(env_ret.observation, action)
         return PolicyResponse(env_id=env_ret.env_id, action=self.unit_actions.to_env(action))
 
     # ---- learning ------------------------------------------------------------------------------
@@ -186,7 +196,8 @@ class SACPolicy(OffPolicy):
             rows = self._plain_rows(batch)
             return self._fused.step(rows, learn_actor=learn_actor, move_targets=move_targets)
         target = self._target(batch)
-        values = self.critic(batch.observation, self.unit_actions.to_unit(batch.action))
+        unit = self.kept(batch.observation, self.unit_actions.to_unit(batch.action))
+        values = self.critic(batch.observation, unit)
         critic_loss = ensemble_loss(values, target, batch.weight)
         self.minimize("critic", critic_loss, self.critic.parameters())
         metrics = {"critic_loss": critic_loss.detach(), "q": values.detach().mean()}
@@ -236,8 +247,12 @@ class SACPolicy(OffPolicy):
         self.minimize("actor", actor_loss, self.actor.parameters())
         entropy = -log_prob.detach().mean()
         if self.hyper.learn_temperature:
+            target = self.target_entropy
+            if self.is_masked and self.hyper.target_entropy is None:
+                own = -float(observation[MASK].sum(-1, dtype=torch.float32).mean())
+                target = mean_over_ranks(own, self.process_group)
             mean_entropy = mean_over_ranks(float(entropy), self.process_group)
-            loss = sac.temperature_loss(self.log_alpha, mean_entropy, self.target_entropy)
+            loss = sac.temperature_loss(self.log_alpha, mean_entropy, target)
             self.minimize("temperature", loss, [self.log_alpha])
         return {
             "actor_loss": actor_loss.detach(),
@@ -249,4 +264,8 @@ class SACPolicy(OffPolicy):
         """Draw unit actions [B, A], differentiably, and return their log-probabilities [B]."""
         mean, log_std = self.actor(observation)
         action, pre_tanh = squashed_gaussian_sample(mean, log_std)
-        return action, squashed_gaussian_log_prob(pre_tanh, mean, log_std)
+        if not self.is_masked:
+            return action, squashed_gaussian_log_prob(pre_tanh, mean, log_std)
+        kept = observation[MASK].to(mean.dtype)
+        log_prob = masked_squashed_gaussian_log_prob(pre_tanh, mean, log_std, kept)
+        return action * kept, log_prob

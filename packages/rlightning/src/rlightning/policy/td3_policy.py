@@ -63,6 +63,7 @@ class TD3OptimConfig(StrictConfig):
 class TD3Policy(OffPolicy):
     """TD3 for bounded Box actions and any supported observation."""
 
+    reads_action_mask = True
     hyper: TD3TrainConfig
 
     class TrainExtras(BasePolicy.TrainExtras, TD3TrainConfig):
@@ -76,7 +77,7 @@ class TD3Policy(OffPolicy):
         network = CriticConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         self.hyper = TD3TrainConfig.read(self.config.train_config)
         self.unit_actions = UnitActions(env_meta.action_space)
-        space, size = env_meta.observation_space, self.unit_actions.size
+        space, size = self.read_mask(env_meta), self.unit_actions.size
         self.actor = DeterministicActor(space, size, network)
         self.critic = QEnsemble(space, size, network)
         self.target_actor = frozen_copy(self.actor)
@@ -104,6 +105,7 @@ class TD3Policy(OffPolicy):
             action = self.unit_actions.sample(len(action))
         elif not self.deterministic:
             action = td3.noisy_action(action, std=self.hyper.exploration_noise)
+        action = self.kept(env_ret.observation, action)
         return PolicyResponse(env_id=env_ret.env_id, action=self.unit_actions.to_env(action))
 
     # ---- learning ------------------------------------------------------------------------------
@@ -111,7 +113,8 @@ class TD3Policy(OffPolicy):
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """Take a gradient step of the critics, and of the actor where it is time."""
         target = self._target(batch)
-        values = self.critic(batch.observation, self.unit_actions.to_unit(batch.action))
+        unit = self.kept(batch.observation, self.unit_actions.to_unit(batch.action))
+        values = self.critic(batch.observation, unit)
         critic_loss = ensemble_loss(values, target, batch.weight)
         self.minimize("critic", critic_loss, self.critic.parameters())
         metrics = {"critic_loss": critic_loss.detach(), "q": values.detach().mean()}
@@ -130,11 +133,13 @@ class TD3Policy(OffPolicy):
             std=self.hyper.target_noise,
             noise_clip=self.hyper.target_noise_clip,
         )
+        action = self.kept(batch.next_observation, action)
         value = td3.clipped_double_value(self.target_critic(batch.next_observation, action))
         return td_target(batch.reward, batch.discount, value)
 
     def _update_actor(self, observation: Any) -> Tensor:
         critic = cast("QEnsemble", unwrap(self.critic))  # its own gradients are not wanted here
-        loss = td3.actor_loss(critic(observation, self.actor(observation)))
+        action = self.kept(observation, self.actor(observation))
+        loss = td3.actor_loss(critic(observation, action))
         self.minimize("actor", loss, self.actor.parameters())
         return loss.detach()

@@ -22,6 +22,9 @@ class EnvMeta:
     """How many rows the worker steps at once."""
     label: str | None = None
     """How errors call the worker: its configuration's name and its index."""
+    masked_actions: bool = False
+    """Whether some rows have only a part of the actions: ``observation["action_mask"]`` says which,
+    and only a policy that reads it can act."""
 
 
 class PolicyRole(StrEnum):
