@@ -1,6 +1,8 @@
 """What the tests of the bridge share: clients in threads, and the three ways to train."""
 
+import logging
 import pathlib
+import re
 import threading
 
 import torch
@@ -20,6 +22,7 @@ from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
 from plugrl_server.common.checkpoint_manager import CheckpointManager
 from plugrl_server.testing import serve
 from rlightning.checkpoint import load_weights
+from rlightning.config import ClusterConfig
 from rlightning.env.remote_env import RemoteEnv
 from rlightning.launch import run_main, train_main
 from rlightning.utils.seeding import seed_everything
@@ -75,6 +78,51 @@ def train_in_process(name, folder, *overrides):
     config = config_of(name, folder, "env.seed=0", *overrides)
     run_main(train_main, config)
     return weights_of(folder)
+
+
+def train_on_ray(name, folder, *overrides):
+    """Train with one worker of each kind on Ray; wants the fixture `ray_cluster`."""
+    config = config_of(name, folder, "env.seed=0", *overrides)
+    config.cluster = ClusterConfig(ray_address="local")
+    run_main(train_main, config)
+    return weights_of(folder)
+
+
+class Dialler(logging.Handler):
+    """Starts clients when the run's log says where they are waited for; `port` is where."""
+
+    def __init__(self, make_clients):
+        super().__init__()
+        self.make_clients = make_clients
+        self.clients = []
+        self.port = None
+
+    def emit(self, record):
+        found = re.search(r"listening for environment clients at \S+:(\d+)", record.getMessage())
+        if found and self.port is None:
+            self.port = int(found[1])
+            self.clients += self.make_clients(self.port)
+            for client in self.clients:
+                client.start()
+
+
+def train_remotely_on_ray(name, folder, *overrides, make_clients=None, **cluster):
+    """Train with ``backend: env_server`` and workers on Ray; return weights and the clients."""
+    config = config_of(
+        name, folder, "env.backend=env_server", "env.port=0", "env.start_timeout_s=30", *overrides
+    )
+    config.cluster = ClusterConfig(ray_address="local", **cluster)
+    dialler = Dialler(make_clients or (lambda port: [Client(port, config.env[0].task)]))
+    log = logging.getLogger("rlightning.env.remote")
+    log.addHandler(dialler)
+    try:
+        run_main(train_main, config)
+    finally:
+        log.removeHandler(dialler)
+    for client in dialler.clients:
+        client.join(LIMIT_S)
+        assert not client.is_alive()
+    return weights_of(folder), dialler.clients
 
 
 def train_remotely(name, folder, monkeypatch, *overrides, make_clients=None):

@@ -1,11 +1,6 @@
 """Fixtures that several test modules share."""
 
-import logging
-import os
-import sys
-
 import numpy as np
-import psutil
 import pytest
 import torch
 from gymnasium import spaces
@@ -63,34 +58,3 @@ class OffPolicyTools:
 def off_policy():
     """What tests of off-policy algorithms share."""
     return OffPolicyTools
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(request):
-    """A Ray cluster on this machine, for all tests of a module; nothing of it is left behind.
-
-    Classes that the module defines go to workers by value: workers cannot import test modules.
-    """
-    ray = pytest.importorskip("ray")
-    before = {process.pid for process in psutil.process_iter()}
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_worker_niceness", "0")  # beside other work, workers count as much as tests
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    ray.cloudpickle.register_pickle_by_value(sys.modules[request.module.__name__])
-    yield ray
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[request.module.__name__])
-    ray.shutdown()
-    patch.undo()
-    ours = [
-        process
-        for process in psutil.process_iter(["name", "ppid"])
-        if process.pid not in before and process.info["ppid"] == os.getpid()
-    ]
-    _, alive = psutil.wait_procs(ours, timeout=20)
-    assert not alive

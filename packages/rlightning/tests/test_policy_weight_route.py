@@ -21,8 +21,8 @@ from rlightning.policy.policy_group import PolicyGroup
 from rlightning.policy.policy_proxy import PolicyProxy
 from rlightning.runtime import open_run
 from rlightning.runtime.base import WorkerSpec
-from rlightning.runtime.local import LocalRuntime
 from rlightning.runtime.supervision import Supervised
+from rlightning.testing import LocalRuntime
 from rlightning.types import EnvMeta, PolicyResponse
 from rlightning.utils.logger import close_logger
 from rlightning.utils.registry import POLICIES

@@ -9,9 +9,9 @@ from rlightning.errors import ConfigError, WorkerLostError
 from rlightning.runtime.base import Done, Future, Handle, Runtime, WorkerSpec
 from rlightning.runtime.group import gather
 from rlightning.runtime.host import Failure, Host, WorkerSetup
-from rlightning.runtime.local import LocalRuntime
 from rlightning.runtime.proxy import Proxy
 from rlightning.runtime.supervision import Supervised
+from rlightning.testing import LocalRuntime
 
 
 class Counter:

@@ -17,6 +17,7 @@ import yaml
 
 from rlightning.buffer.buffer_proxy import BufferProxy
 from rlightning.env.env_proxy import EnvProxy
+from rlightning.env.patient_worker import PatientHandle, PatientWorker
 from rlightning.errors import ConfigError
 from rlightning.policy.policy_proxy import PolicyProxy
 from rlightning.runtime.base import WorkerSpec
@@ -54,13 +55,18 @@ class Cluster:
         self.plan = placement
         self._runtime = runtime
         self._workers = {worker.name: worker for worker in placement.workers}
+        self._patient: dict[int, Supervised] = {}
 
     def make_env(
         self, config: EnvConfig, preprocess_fn: Any, worker_index: int, purpose: str
     ) -> Any:
-        """Return an environment worker; those of evaluation work while the others wait."""
+        """Return an environment worker; those of evaluation work while the others wait.
+
+        Of environments that wait for others (`BaseEnv.waits_for_others`), evaluation is made by the
+        worker that trains.
+        """
         name = f"env-{worker_index}" if purpose == "train" else f"eval-env-{worker_index}"
-        spawn = functools.partial(
+        spawn: Any = functools.partial(
             self._supervised,
             name,
             planned=f"env-{worker_index}",
@@ -68,7 +74,19 @@ class Cluster:
             timeout_s=self.config.env_timeout_s,
         )
         kind = ENVS.get(config.backend)
+        if kind.waits_for_others:
+            spawn = functools.partial(self._spawn_patient, spawn, worker_index, purpose)
         return EnvProxy(kind, config, worker_index, preprocess_fn, purpose, spawn)
+
+    def _spawn_patient(
+        self, spawn: Any, worker_index: int, purpose: str, _: Any, recipe: tuple[Any, ...]
+    ) -> PatientHandle:
+        """Return the handle of an environment that waits: in a new worker, or in training's."""
+        known = self._patient.get(worker_index)
+        if known is not None and purpose == "eval":
+            return PatientHandle(known, recipe, owns=False)
+        worker = self._patient[worker_index] = spawn(PatientWorker, recipe)
+        return PatientHandle(worker, recipe, owns=True)
 
     def make_policy(
         self, kind: type[Any], config: PolicyConfig, role: PolicyRole, index: int

@@ -3,6 +3,7 @@
 Each ``check_*`` function raises `ContractError` with a sentence that says what was found and what
 was expected; it passes silently otherwise. The built-in classes go through the same checks in this
 project's own tests. `TargetEnv` is a tiny environment that any working algorithm learns in seconds.
+`LocalRuntime` stands for a cluster where a test wants workers without one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, final
 
 import gymnasium as gym
 import numpy as np
@@ -18,8 +19,9 @@ import torch
 
 from rlightning.build import build_data_buffer, build_engine, build_env_group, build_policy_group
 from rlightning.config import EnvConfig, MainConfig
-from rlightning.errors import ContractError
+from rlightning.errors import ContractError, WorkerLostError
 from rlightning.policy.policy_group import PolicyGroup
+from rlightning.runtime.base import Done, Failed, Future, Handle, Runtime
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse, PolicyRole, to_numpy
 from rlightning.utils.registry import ENVS
 
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
     from rlightning.config import PolicyConfig
     from rlightning.env import BaseEnv
     from rlightning.policy import BasePolicy
+    from rlightning.runtime.base import WorkerSpec
 
 __all__ = [
+    "LocalRuntime",
     "TargetEnv",
     "check_buffer",
     "check_engine",
@@ -377,3 +381,47 @@ def _equal(first: Any, second: Any) -> bool:
     if isinstance(first, tuple):
         return all(_equal(a, b) for a, b in zip(first, second, strict=True))
     return bool(np.array_equal(to_numpy(first), to_numpy(second)))
+
+
+# ---- workers -----------------------------------------------------------------------------------
+
+
+@final
+class LocalRuntime(Runtime):
+    """Workers that are objects of this process; calls are carried out at once, for any time."""
+
+    def __init__(self) -> None:
+        self._handles: list[_LocalHandle] = []
+
+    def spawn(self, spec: WorkerSpec) -> Handle:
+        """Make the worker's object here."""
+        handle = _LocalHandle(spec.name, spec.make(*spec.args))
+        self._handles.append(handle)
+        return handle
+
+    def close(self) -> None:
+        """Forget all workers."""
+        for handle in self._handles:
+            handle.stop()
+        self._handles.clear()
+
+
+@final
+class _LocalHandle(Handle):
+    def __init__(self, name: str, target: Any) -> None:
+        self.name = name
+        self._target = target
+
+    def call(
+        self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
+    ) -> Future:
+        del timeout_s
+        if self._target is None:
+            return Failed(WorkerLostError(self.name, reason="it was stopped"))
+        try:
+            return Done(getattr(self._target, method)(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  # raised where the answer is asked for
+            return Failed(error)
+
+    def stop(self) -> None:
+        self._target = None

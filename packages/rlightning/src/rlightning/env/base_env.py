@@ -73,6 +73,10 @@ class BaseEnv(ABC):
     takes_arrays: ClassVar[bool] = False
     """Whether `step` is content with numpy arrays where a policy answered tensors: then a worker of
     a cluster that only steps environments need not load torch."""
+    waits_for_others: ClassVar[bool] = False
+    """Whether calls may wait for somebody outside the run, for as long as the environment allows,
+    and evaluation takes turns with training on what comes from there. A worker of a cluster then
+    holds the environments of both, and says now and then that it still waits."""
 
     class Extras(Config):
         """Further configuration keys of this environment: none."""

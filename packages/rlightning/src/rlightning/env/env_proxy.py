@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rlightning.config import EnvConfig
     from rlightning.env.base_env import BaseEnv
+    from rlightning.env.patient_worker import PatientHandle
     from rlightning.runtime.base import Future, Handle
     from rlightning.runtime.supervision import Supervised
     from rlightning.types import EnvMeta, EnvRet
@@ -62,7 +63,8 @@ class EnvProxy(Proxy):
         worker_index: its position among the workers of the run.
         preprocess_fn: from a response to an action.
         purpose: ``"train"`` or ``"eval"``.
-        spawn: starts a worker: gets `make_env` and its arguments.
+        spawn: starts a worker: gets `make_env` and its arguments. Of an environment that
+            `BaseEnv.waits_for_others` it may return one that is shared.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class EnvProxy(Proxy):
         worker_index: int,
         preprocess_fn: Any,
         purpose: str,
-        spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Supervised],
+        spawn: Callable[[Callable[..., Any], tuple[Any, ...]], Supervised | PatientHandle],
     ) -> None:
         self.env_id = f"{uuid.uuid4()}-{worker_index}"
         self.config = config

@@ -11,6 +11,7 @@ from rlightning.errors import StopRequested
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
 __all__ = ["StopSignal", "stop_is_requested"]
@@ -24,9 +25,13 @@ class StopSignal:
     """A stop request; as a context manager it listens for SIGINT and SIGTERM.
 
     The first signal asks the run to save and end; a second one ends the process at once.
+
+    Args:
+        signals: what to listen for; nothing where another process passes the request on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> None:
+        self._signals = signals
         self._requested = threading.Event()
         self._previous: dict[int, Any] = {}
 
@@ -47,7 +52,7 @@ class StopSignal:
     def __enter__(self) -> Self:
         _listening.append(self)
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._signals:
                 self._previous[number] = signal.signal(number, self._on_signal)
         return self
 
