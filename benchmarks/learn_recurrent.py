@@ -9,10 +9,11 @@ from learning import Case, main
 
 MASKED = "+env.wrappers=['plugrl_envs.masking:without_velocities']"
 NORMALIZED = "+policy.model_cfg={normalize_observations: true}"
+STEPS = ["train.max_epochs=120", "train.eval_interval=20"]
 CASES = {
-    "lstm": Case("cartpole_masked_recurrent_ppo"),
-    "gru": Case("cartpole_masked_recurrent_ppo", ["policy.model_cfg.memory=gru"]),
-    "feed_forward": Case("cartpole_ppo", [MASKED, NORMALIZED]),
+    "lstm": Case("cartpole_masked_recurrent_ppo", STEPS),
+    "gru": Case("cartpole_masked_recurrent_ppo", [*STEPS, "policy.model_cfg.memory=gru"]),
+    "feed_forward": Case("cartpole_ppo", [*STEPS, MASKED, NORMALIZED]),
 }
 
 
