@@ -71,3 +71,37 @@ def test_the_summary_of_learn_ppo_has_every_seed_and_what_it_says_of_them(load, 
     assert (row["mean"], row["iqm"], row["best"]) == (480.0, 480.0, 500.0)
     assert row["iqm_interval_95"] == [440.0, 500.0]
     assert not row["goal_holds"]
+
+
+def test_who_learns_sooner_and_who_stays_there_has_the_higher_mean(load, tmp_path):
+    load("common")
+    learning = load("learning")
+    learning.RESULTS = tmp_path
+    (tmp_path / "name").mkdir()
+    for seed, values in enumerate([[10.0, 20.0, 30.0, 40.0], [50.0, 50.0, 50.0, 10.0]]):
+        run = {
+            "seed": seed,
+            "final_return": values[-1],
+            "env_steps": 4,
+            "evaluations": list(enumerate(values, start=1)),
+        }
+        (tmp_path / "name" / f"case_{seed}.json").write_text(json.dumps(run))
+    rows = learning.summarise("name", {"case": learning.Case("c"), "never_run": learning.Case("c")})
+    assert rows.keys() == {"case"}
+    row = rows["case"]
+    assert (row["seeds"], row["returns"], row["mean"]) == ([0, 1], [40.0, 10.0], 25.0)
+    assert (row["mean_on_the_way"], row["late_mean"]) == (32.5, 32.5)
+
+
+@pytest.mark.parametrize(("ours", "holds"), [([-150.0, -170.0], True), ([-150.0, -190.0], False)])
+def test_our_mean_may_not_be_below_the_lowest_of_the_peers_returns(load, tmp_path, ours, holds):
+    load("common")
+    load("learning")
+    learn_sac = load("learn_sac")
+    for side, values in (("rlightning", ours), ("stable_baselines3", [-140.0, -160.0])):
+        for seed, value in enumerate(values):
+            run = {"seed": seed, "returns": {"5000": value, "20000": value}}
+            (tmp_path / f"pendulum_sac_{side}_{seed}.json").write_text(json.dumps(run))
+    rows = learn_sac.summarise(tmp_path)
+    assert [row["env_steps"] for row in rows] == [5000, 20_000]
+    assert [row["goal_holds"] for row in rows] == [holds, holds]
