@@ -213,7 +213,7 @@ def test_a_server_trains_several_clients_that_come_and_go(tmp_path, bridge):
     assert (short.error, long.error) == (None, None)
     assert algorithm.epoch == 12
     assert algorithm.buffer.size() == 0
-    assert len(algorithm._chains) <= 4, "chains of clients that left, or that were discarded, go"
+    assert len(algorithm._table) <= 4, "chains of clients that left, or that were discarded, go"
 
 
 def test_a_served_policy_resumes_exactly_where_it_was(tmp_path, bridge):

@@ -9,17 +9,20 @@ goes on with the new weights. With one client of one environment it ends with th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig, BaseAlgorithm, Checkpoint
 from plugrl_server.algorithm.executed import executed_actions
+from plugrl_server.algorithm.rlightning.chains import ChainGroup, ChainTable, name_of
 from plugrl_server.algorithm.rlightning.parts import build_buffer, user_errors
-from plugrl_server.algorithm.rlightning.served_policy import row_of
 from plugrl_server.algorithm.torch_state import snapshot
+from plugrl_server.common.trees import take
 from plugrl_server.errors import UsageError
-from rlightning.types import BatchedData, EnvRet, to_numpy
+from rlightning.policy.joining import ROW_OWNERS
+from rlightning.types import BatchedData, PolicyResponse, map_leaves, to_numpy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,10 +30,9 @@ if TYPE_CHECKING:
     from plugrl_protocol.messages import Episode
     from plugrl_server.algorithm.base_algorithm import FrameBatch, MetricDict
     from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
+    from rlightning.types import EnvRet
 
 __all__ = ["RLightningAlgorithm", "RLightningConfig"]
-
-_NO = np.bool_(False)  # noqa: FBT003  # a value, not a switch
 
 
 @dataclasses.dataclass
@@ -39,22 +41,6 @@ class RLightningConfig(BaseAlgoConfig):
 
     learns: bool = True
     """False only serves: nothing is stored, and actions are without exploration."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Chain:
-    """Consecutive frames of one environment: what came of the last one."""
-
-    observation: Any
-    """What followed; at an episode's end its own last observation."""
-    reward: Any
-    terminated: Any
-    truncated: Any
-    steps: Any
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.terminated or self.truncated)
 
 
 @final
@@ -83,7 +69,10 @@ class RLightningAlgorithm(BaseAlgorithm):
         self.epoch = 0
         self._saved_epoch = 0
         self._frames = 0
-        self._chains: dict[int, _Chain] = {}
+        self._table = ChainTable(shows_steps=policy.action_horizon > 1)
+        self._groups: dict[str, ChainGroup] = {}
+        self._group_of: dict[int, ChainGroup] = {}
+        self._numbers = itertools.count()
         self._expected: Sequence[int] = ()
         self._batch: list[Any] | None = None
         rows = sum(section.num_envs * section.num_workers for section in self.run.env)
@@ -118,22 +107,8 @@ class RLightningAlgorithm(BaseAlgorithm):
     def infer(self, obs: dict[str, Any]) -> tuple[Any, Any]:
         """Draw actions."""
         rows = self.served.prepare_observation(obs)
-        return self.served.act(
-            [self._env_ret(chain, row_of(rows, row)) for row, chain in enumerate(self._expected)]
-        )
-
-    def _env_ret(self, chain: int, observation: Any) -> EnvRet:
-        """Return what an environment shows now, with what came of its last action."""
-        name, last = f"env-{chain}", self._chains.get(chain)
-        if last is None:
-            last = _Chain(observation, np.float32(0.0), _NO, _NO, np.int64(0))
-        info: dict[str, Any] = {}
-        if last.is_over:
-            info = {"final_obs": last.observation, "_final_obs": np.bool_(True)}  # noqa: FBT003  # a value
-        extra = {"last_steps": last.steps} if self.served.action_horizon > 1 else {}
-        return EnvRet(
-            name, observation, last.reward, last.terminated, last.truncated, info, _extra=extra
-        )
+        slots = self._table.slots_of(self._expected)
+        return self.served.act(self._table.env_ret("clients", slots, rows))
 
     # ---- storing -------------------------------------------------------------------------------
 
@@ -144,59 +119,110 @@ class RLightningAlgorithm(BaseAlgorithm):
     def feedback_batch(self, batch: FrameBatch) -> MetricDict:
         """Store frames."""
         self.global_step += int(batch.steps.sum())
-        if not self.config.learns:
-            return {}
-        self._frames += len(batch)
         following = self.served.prepare_observation(batch.next_obs)
-        pairs: Any = batch.runtime_state
-        if not self.on_policy and "executed_action" in batch.info:
-            self._put_executed(batch, pairs)
-        for row, chain in enumerate(batch.chains.tolist()):
-            env_ret, response = pairs[row]
-            name = f"env-{chain}"
-            if chain not in self._chains:
-                self.buffer.add_worker(name, self.served.row_meta)
-            self.buffer.add_transition(name, env_ret, response)
-            self._chains[chain] = _Chain(
-                row_of(following, row),
-                batch.rewards[row],
-                batch.terminated[row],
-                batch.truncated[row],
-                batch.steps[row],
-            )
+        chains = batch.chains.tolist()
+        if self.config.learns:
+            self._frames += len(batch)
+            self._store(batch, chains)
+        self._table.note(self._table.slots_of(chains), following, batch)
         return {}
 
-    @staticmethod
-    def _put_executed(batch: FrameBatch, pairs: Any) -> None:
-        """Learn off policy from what was really done, a person's actions included."""
-        asked = np.stack([np.asarray(to_numpy(response.action)) for _, response in pairs])
-        executed = executed_actions(batch, asked)
-        for row, (_, response) in enumerate(pairs):
-            response.action = executed[row]
+    def _store(self, batch: FrameBatch, chains: list[int]) -> None:
+        state: Any = batch.runtime_state
+        if not self.on_policy and "executed_action" in batch.info:
+            # Off policy is learned from what was really done, a person's actions included.
+            response = state["response"]
+            executed = executed_actions(batch, np.asarray(to_numpy(response["action"])))
+            state = {**state, "response": {**response, "action": executed}}
+        group = self._group_of.get(chains[0])
+        if group is not None and group.chains == tuple(chains):
+            self._add(group, state)
+            return
+        new = [chain for chain in chains if chain not in self._group_of]
+        if new:
+            self._begin(new)
+        for group in dict.fromkeys(self._group_of[chain] for chain in chains):
+            at = [row for row, chain in enumerate(chains) if self._group_of[chain] is group]
+            members = np.array([group.chains.index(chains[row]) for row in at])
+            self._add(group, take(state, np.array(at)), members)
+
+    def _begin(self, chains: list[int]) -> None:
+        """Let chains be one worker of the buffer from now on."""
+        name = f"clients-{next(self._numbers)}"
+        group = ChainGroup(name, tuple(chains), self._table.slots_of(chains))
+        self._groups[name] = group
+        self._group_of |= dict.fromkeys(chains, group)
+        meta = dataclasses.replace(self.served.row_meta, num_envs=len(chains))
+        self.buffer.add_worker(name, meta)
+
+    def _add(self, group: ChainGroup, state: Any, members: Any = None) -> None:
+        """Store a row of a group: what its environments showed and the policy answered.
+
+        Args:
+            group: N chains.
+            state: see `ServedPolicy.act`; m rows.
+            members: which of the chains those are, ``[m]``; None: all, in their order.
+        """
+        idle = None
+        if members is not None and not np.array_equal(members, np.arange(len(group.chains))):
+            idle = np.ones(len(group.chains), np.bool_)
+            idle[members] = False
+            state = group.spread(members, state)
+        env_ret = self._env_ret(group, state["observation"], idle)
+        self.buffer.add_transition(group.name, env_ret, _response(group, state["response"]))
+
+    def _env_ret(self, group: ChainGroup, observation: Any, idle: Any = None) -> EnvRet:
+        """Return a row of a group as an environment worker gives it; of one, without an axis."""
+        env_ret = self._table.env_ret(group.name, group.slots, observation)
+        del env_ret.info[ROW_OWNERS]
+        if idle is not None:
+            env_ret.info["_idle"] = idle
+        if len(group.chains) > 1:
+            return env_ret
+        return env_ret._map(_first)
 
     def forget_chain(self, chain: int) -> None:
-        """No frame with this number will come again: what there is of it is complete."""
+        """No frame with this number will come again."""
         super().forget_chain(chain)
-        if chain in self._chains:
-            self._close_segments([chain])
-            self.buffer.remove_worker(f"env-{chain}")
-            del self._chains[chain]
-        self.served.group.forget_episodes([f"env-{chain}"])
-
-    def _close_segments(self, chains: Sequence[int]) -> None:
-        """Give the buffer what followed the last frames of chains."""
-        names = [f"env-{chain}" for chain in chains]
-        env_rets = [self._env_ret(chain, self._chains[chain].observation) for chain in chains]
-        if not env_rets:
+        group = self._group_of.get(chain)
+        if group is None:
+            self._let_go([chain])
             return
+        group.gone.add(chain)
+        if len(group.gone) == len(group.chains):  # what there is of it is complete
+            self._close([group])
+            self.buffer.remove_worker(group.name)
+            del self._groups[group.name]
+            for each in group.chains:
+                del self._group_of[each]
+            self._let_go(group.chains)
+
+    def _let_go(self, chains: Sequence[int]) -> None:
+        self._table.forget(chains)
+        self.served.group.forget_episodes([name_of(chain) for chain in chains])
+
+    def _close(self, groups: Sequence[ChainGroup]) -> None:
+        """Give the buffer what followed the last frames of groups."""
+        if not groups:
+            return
+        slots = np.concatenate([group.slots for group in groups])
+        shown = self._table.following(slots)
+        cuts, start = [], 0
+        for group in groups:
+            cuts.append(slice(start, start + len(group.slots)))
+            start += len(group.slots)
+        env_rets = [
+            self._env_ret(group, take(shown, cut)) for group, cut in zip(groups, cuts, strict=True)
+        ]
         if not self.buffer.needs_bootstrap_response:
             replay: Any = self.buffer
-            replay.finish_segments(BatchedData(names, env_rets))
+            replay.finish_segments(BatchedData([group.name for group in groups], env_rets))
             return
         with self.served.group.memory_kept():
-            responses = self.served.respond(env_rets)
-        for name, env_ret, response in zip(names, env_rets, responses, strict=True):
-            self.buffer.add_transition(name, env_ret, response, truncated=True)
+            fields = self.served.respond(self._table.env_ret("clients", slots, shown))
+        for group, cut, env_ret in zip(groups, cuts, env_rets, strict=True):
+            response = _response(group, take(fields, cut))
+            self.buffer.add_transition(group.name, env_ret, response, truncated=True)
 
     # ---- learning ------------------------------------------------------------------------------
 
@@ -221,7 +247,7 @@ class RLightningAlgorithm(BaseAlgorithm):
         train, sampler = self.run.train, self.run.buffer.sampler
         self._frames = 0
         if self.on_policy:
-            self._close_segments(list(self._chains))
+            self._close(list(self._groups.values()))
         self._batch = None
         if self.on_policy or self.buffer.can_sample(train.batch_size):
             shuffles = sampler is not None and sampler.type == "batch"
@@ -290,3 +316,14 @@ class RLightningAlgorithm(BaseAlgorithm):
         group.import_state({**meta["group"], "weights": checkpoint.model})
         self.buffer.load_state_dict(meta["buffer"])
         self.epoch = self._saved_epoch = int(meta["epoch"])
+
+
+def _first(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf[0], tree)
+
+
+def _response(group: ChainGroup, fields: dict[str, Any]) -> PolicyResponse:
+    """Return a policy's answer to a row of a group; to one of one environment, without an axis."""
+    if len(group.chains) == 1:
+        fields = _first(fields)
+    return PolicyResponse(group.name, **fields)
