@@ -13,19 +13,25 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from plugrl_server.algorithm.registration import ALGORITHMS
 from plugrl_server.cli_args import Choice, HelpRequested, fail, parse
 from plugrl_server.common.logging_utils import configure_logging, get_logger
 from plugrl_server.errors import RunExistsError, ServerError, UsageError
+from plugrl_server.policy.registration import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
+    from plugrl_server.algorithm.recipe import Recipe
+    from plugrl_server.cluster.places import Places
     from plugrl_server.common.checkpoint_manager import CheckpointManager
     from plugrl_server.common.metrics import MetricSink
     from plugrl_server.server.websocket_agent_server import WebSocketAgentServer
+    from rlightning.config import MainConfig
+    from rlightning.policy import PolicyGroup
 
-__all__ = ["build_server", "main"]
+__all__ = ["build_server", "main", "recipe_of"]
 
 _log = get_logger("cli")
 
@@ -51,8 +57,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     server.serve_forever()
 
 
-def build_server(choice: Choice) -> WebSocketAgentServer:
+def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgentServer:
     """Build everything that a command line chose, in the order in which seeds matter.
+
+    Args:
+        choice: the command line.
+        places: starts workers that act and learn; None: this process does.
 
     Raises:
         RunExistsError: the run exists, and neither ``--resume`` nor ``--overwrite`` was given.
@@ -64,7 +74,7 @@ def build_server(choice: Choice) -> WebSocketAgentServer:
     args = choice.args
     _log.info("plugrl_server version: %s", plugrl_server.__version__)
     if args.serve_only is not None:
-        return _build_serve_only(choice)
+        return _build_serve_only(choice, places)
     run_dir = _run_directory(choice)
     from plugrl_server.common.checkpoint_manager import CheckpointManager
 
@@ -75,7 +85,7 @@ def build_server(choice: Choice) -> WebSocketAgentServer:
         resume=args.resume,
         keep=args.keep,
     )
-    algorithm = _build_algorithm(choice)
+    algorithm = _build_algorithm(choice, places)
     resumed = checkpoints.load_checkpoint() if args.resume else None
     sink = _open_metrics(choice, run_dir, resumed_at=None if resumed is None else resumed.step)
     server = _make_server(choice, algorithm, checkpoints, sink)
@@ -85,71 +95,73 @@ def build_server(choice: Choice) -> WebSocketAgentServer:
     return server
 
 
-def _build_serve_only(choice: Choice) -> WebSocketAgentServer:
-    from plugrl_server.algorithm.registration import make_algo
+def recipe_of(choice: Choice) -> Recipe:
+    """Give what an algorithm is built from; of a policy that is not rlightning's."""
+    from plugrl_server.algorithm.eval.eval_config import EvalConfig
+    from plugrl_server.algorithm.recipe import Recipe
+
+    args, algo_uid = choice.args, choice.algo_uid
+    algo_config = args.algo
+    if args.serve_only is not None:
+        algo_uid, algo_config = "eval", EvalConfig(policy_checkpoint_path=args.serve_only)
+    return Recipe(
+        policy=POLICIES.get(choice.policy_uid),
+        policy_config=args.policy,
+        algo=ALGORITHMS.get(algo_uid),
+        algo_config=algo_config,
+        seed=args.seed,
+        torch_threads=args.torch_threads,
+        overlaps=args.learn_mode == "overlap",
+    )
+
+
+def _build_serve_only(choice: Choice, places: Places | None) -> WebSocketAgentServer:
     from plugrl_server.common.metrics import NoOpMetricSink
 
-    policy = _build_policy(choice)
+    algorithm = _build_algorithm(choice, places)
     if choice.config is not None:
         from plugrl_server.common.checkpoint_manager import load_checkpoint_from_path
 
-        served = _serve_rlightning(policy, learns=False)
-        served.load_checkpoint(load_checkpoint_from_path(pathlib.Path(choice.args.serve_only)))
-        return _make_server(choice, served, None, NoOpMetricSink())
-    from plugrl_server.algorithm.eval.eval_config import EvalConfig
-
-    config = EvalConfig(policy_checkpoint_path=choice.args.serve_only)
-    algorithm = make_algo("eval", policy, config=config)
+        algorithm.load_checkpoint(load_checkpoint_from_path(pathlib.Path(choice.args.serve_only)))
     return _make_server(choice, algorithm, None, NoOpMetricSink())
 
 
-def _serve_rlightning(policy: Any, *, learns: bool) -> BaseAlgorithm:
+def _build_algorithm(choice: Choice, places: Places | None = None) -> BaseAlgorithm:
+    if choice.config is not None:
+        return _serve_rlightning(choice, places)
+    recipe = recipe_of(choice)
+    if places is None:
+        return recipe.build()
+    from plugrl_server.cluster.building import build_spread
+
+    return build_spread(places, recipe)
+
+
+def _serve_rlightning(choice: Choice, places: Places | None) -> BaseAlgorithm:
+    import torch
+
+    from plugrl_server.algorithm.rlightning.parts import build_policies
     from plugrl_server.algorithm.rlightning.rlightning_algorithm import (
         RLightningAlgorithm,
         RLightningConfig,
     )
-
-    return RLightningAlgorithm(RLightningConfig(learns=learns), policy)
-
-
-def _build_policy(choice: Choice) -> Any:
-    import torch
-
-    from plugrl_server.policy.registration import make_policy
+    from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
     from rlightning.utils.seeding import seed_everything
 
-    threads, seed, config = choice.args.torch_threads, choice.args.seed, choice.config
-    if config is not None:
-        threads, seed = config.train.torch_threads or threads, config.train.seed
+    config = choice.config
+    threads = config.train.torch_threads or choice.args.torch_threads
     if threads:
         torch.set_num_threads(threads)
-    seed_everything(seed)
-    if config is not None:
-        from plugrl_server.algorithm.rlightning.served_policy import ServedPolicy
+    seed_everything(config.train.seed)
+    build: Callable[[MainConfig], PolicyGroup] = build_policies
+    if places is not None:
+        from plugrl_server.cluster.served_policies import policies_builder
 
-        served = ServedPolicy(config)
-        _log.info("Policy created: %s", served.name)
-        return served
-    policy = make_policy(choice.policy_uid, choice.args.policy)
-    _log.info("Policy created: %s", type(policy).__name__)
-    return policy
-
-
-def _build_algorithm(choice: Choice) -> BaseAlgorithm:
-    from plugrl_server.algorithm.registration import make_algo
-
-    policy = _build_policy(choice)
-    if choice.config is not None:
-        algorithm = _serve_rlightning(policy, learns=True)
-    else:
-        algorithm = make_algo(choice.algo_uid, policy, config=choice.args.algo)
-    if choice.args.learn_mode == "overlap":
-        try:
-            algorithm.separate_learner()
-        except NotImplementedError as error:
-            raise UsageError(str(error)) from error
-    algorithm.init_optimizers()
-    return algorithm
+        build = policies_builder(places)
+    served = ServedPolicy(config, build)
+    _log.info("Policy created: %s", served.name)
+    learns = choice.args.serve_only is None
+    return RLightningAlgorithm(RLightningConfig(learns=learns), served)
 
 
 def _make_server(
@@ -170,7 +182,7 @@ def _make_server(
         show_progress_bar=args.show_progress_bar,
         host=args.host,
         port=args.port,
-        metadata=None if choice.config is None else {"policy": choice.policy_uid},
+        metadata=_metadata(choice),
         feedback_wait_timeout=args.feedback_wait_timeout,
         trainer_config=TrainerConfig(
             learn_mode=args.learn_mode,
@@ -186,6 +198,13 @@ def _make_server(
             library=args.library,
         ),
     )
+
+
+def _metadata(choice: Choice) -> dict[str, Any]:
+    """Name what clients hear of, whatever stands in front of it."""
+    if choice.config is not None:
+        return {"policy": choice.policy_uid}
+    return {"algorithm": recipe_of(choice).algo.cls.__name__}
 
 
 def _run_directory(choice: Choice) -> pathlib.Path:

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Args", "Choice", "HelpRequested", "TrackArgs", "is_loopback", "parse"]
 
 PROGRAM = "plugrl-run-server"
-USAGE = (
-    f"usage: {PROGRAM} <policy> <variant> <algorithm> <variant> [flags]\n"
-    f"       {PROGRAM} --rlightning CONFIG [a.b=c ...] [flags]"
-)
 RLIGHTNING = "rlightning"
 """UID, as policy and as algorithm, of what an rlightning configuration describes."""
 _LEVELS = ("policy", "policy variant", "algorithm", "algorithm variant")
@@ -155,8 +151,13 @@ class HelpRequested(Exception):  # noqa: N818  # not an error
     """Somebody asked for help; the text is the argument."""
 
 
-def parse(argv: Sequence[str]) -> Choice:
+def parse(argv: Sequence[str], kind: type[Args] = Args, program: str = PROGRAM) -> Choice:
     """Read a command line.
+
+    Args:
+        argv: without the program.
+        kind: the flags that there are besides those of policy and algorithm.
+        program: how messages name it.
 
     Raises:
         UsageError: a name is unknown or missing, or the flags contradict each other.
@@ -168,24 +169,24 @@ def parse(argv: Sequence[str]) -> Choice:
 
     rest = _import_plug_ins(list(argv))
     if rest and rest[0].partition("=")[0] == "--rlightning":
-        return _parse_rlightning(rest)
+        return _parse_rlightning(rest, kind, program)
     names: list[str] = []
     while rest and len(names) < len(_LEVELS) and not rest[0].startswith("-"):
         names.append(rest.pop(0))
     _check_names(names)
     if len(names) < len(_LEVELS):
         if "--help" in rest or "-h" in rest:
-            raise HelpRequested(_menu(names))
-        raise UsageError(f"{_LEVELS[len(names)]} is missing\n\n{_menu(names)}")
+            raise HelpRequested(_menu(names, program))
+        raise UsageError(f"{_LEVELS[len(names)]} is missing\n\n{_menu(names, program)}")
     policy_uid, policy_variant, algo_uid, algo_variant = names
     policy = dataclasses.replace(POLICIES.configs[policy_uid][policy_variant], algo=algo_uid)
     algo = ALGORITHMS.configs[algo_uid][algo_variant]
-    args = _flags(names, rest, policy=policy, algo=algo)
+    args = _flags(kind, [program, *names], rest, policy=policy, algo=algo)
     args.validate()
     return Choice(policy_uid, algo_uid, args)
 
 
-def _parse_rlightning(rest: list[str]) -> Choice:
+def _parse_rlightning(rest: list[str], kind: type[Args], program: str) -> Choice:
     """Read ``--rlightning CONFIG [a.b=c ...] [flags]``: overrides stand before the flags."""
     _, has_value, value = rest.pop(0).partition("=")
     while not has_value and rest and not rest[0].startswith("-"):
@@ -195,9 +196,9 @@ def _parse_rlightning(rest: list[str]) -> Choice:
         overrides.append(rest.pop(0))
     if not value:
         if "--help" not in rest and "-h" not in rest:
-            raise UsageError(f"--rlightning needs a configuration\n\n{USAGE}")
+            raise UsageError(f"--rlightning needs a configuration\n\n{_usage(program)}")
         value = "CONFIG"
-    args = tyro.cli(Args, args=rest, prog=f"{PROGRAM} --rlightning {value}")
+    args = tyro.cli(kind, args=rest, prog=f"{program} --rlightning {value}")
     args.validate()
     from plugrl_server.algorithm.rlightning.parts import load_config
 
@@ -207,15 +208,15 @@ def _parse_rlightning(rest: list[str]) -> Choice:
     return Choice(config.policy.type, RLIGHTNING, args, config)
 
 
-def _flags(names: list[str], rest: list[str], *, policy: Any, algo: Any) -> Any:
+def _flags(kind: type[Args], names: list[str], rest: list[str], *, policy: Any, algo: Any) -> Any:
     """Build the one parser that is needed, and let it read the flags."""
     fields: list[Any] = [
         ("policy", type(policy), dataclasses.field(default_factory=lambda: policy)),
         ("algo", type(algo), dataclasses.field(default_factory=lambda: algo)),
     ]
-    chosen = dataclasses.make_dataclass("ChosenArgs", fields, bases=(Args,))
-    chosen.__doc__ = f"{names[0]} trained by {names[2]}."
-    return tyro.cli(chosen, args=rest, prog=" ".join([PROGRAM, *names]))
+    chosen = dataclasses.make_dataclass("ChosenArgs", fields, bases=(kind,))
+    chosen.__doc__ = f"{names[1]} trained by {names[3]}."
+    return tyro.cli(chosen, args=rest, prog=" ".join(names))
 
 
 def _import_plug_ins(argv: list[str]) -> list[str]:
@@ -267,9 +268,16 @@ def _check_names(names: list[str]) -> None:
         raise UsageError(f"{name!r} is no {level}.{hint} Known: {', '.join(known)}.")
 
 
-def _menu(names: list[str]) -> str:
+def _usage(program: str) -> str:
+    return (
+        f"usage: {program} <policy> <variant> <algorithm> <variant> [flags]\n"
+        f"       {program} --rlightning CONFIG [a.b=c ...] [flags]"
+    )
+
+
+def _menu(names: list[str], program: str) -> str:
     """Describe what can follow the names given so far."""
-    lines = [USAGE, ""]
+    lines = [_usage(program), ""]
     if not names:
         lines += [*_listed("policies", POLICIES), "", *_listed("algorithms", ALGORITHMS)]
         lines += ["", "flags:", "  --import MODULE  import a plug-in first; may be repeated"]
@@ -301,7 +309,7 @@ def _summary(config: type[Any]) -> str:
     return "" if text.startswith(f"{config.__name__}(") else text.split("\n")[0]
 
 
-def fail(message: str) -> NoReturn:
+def fail(message: str, program: str = PROGRAM) -> NoReturn:
     """End the program as command lines do: the message on standard error, exit code 2."""
-    sys.stderr.write(f"{PROGRAM}: {message}\n")
+    sys.stderr.write(f"{program}: {message}\n")
     raise SystemExit(2)

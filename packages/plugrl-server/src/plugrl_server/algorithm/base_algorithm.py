@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from plugrl_protocol.messages import split_info
+from plugrl_server.algorithm.ranks import Ranks
 from plugrl_server.common.checkpoint import Checkpoint
 from plugrl_server.common.metrics import MetricDict
 from plugrl_server.common.trees import take
@@ -218,6 +219,8 @@ class BaseAlgorithm(ABC):
         break_action_chunk: kept for compatibility; the client decides how much of a chunk it uses.
         supports_overlap: whether `learn` leaves alone all that `infer` and `feedback_batch` touch.
         follows_chains: whether `expect_chains` is called before each `infer`.
+        most_learners: in how many processes beside this one it can learn; None: any number.
+        ranks: the learners that this one learns with.
         global_step: environment steps that were stored.
         learner_policy: what `learn` trains; another object than ``policy`` in overlap mode.
         current_version: how often the policy has been learned, as told by the trainer.
@@ -227,6 +230,7 @@ class BaseAlgorithm(ABC):
     break_action_chunk: ClassVar[bool] = False
     supports_overlap: ClassVar[bool] = False
     follows_chains: ClassVar[bool] = False
+    most_learners: ClassVar[int | None] = 0
 
     def __init__(self, config: Any, policy: BasePolicy) -> None:
         self.config = config
@@ -234,6 +238,7 @@ class BaseAlgorithm(ABC):
         self.learner_policy = policy
         self.global_step = 0
         self.current_version = 0
+        self.ranks = Ranks()
         self._episodes = EpisodeMetricWindow()
         self._nodes: dict[int, tuple[int, str]] = {}
         self._learn_progress: Callable[[int, int], None] | None = None
@@ -333,6 +338,11 @@ class BaseAlgorithm(ABC):
             metrics.update(logged)
         return metrics
 
+    @property
+    def takes_batches(self) -> bool:
+        """Whether frames are stored many at a time: `feedback_batch` is overridden."""
+        return type(self).feedback_batch is not BaseAlgorithm.feedback_batch
+
     def forget_chain(self, chain: int) -> None:
         """No frame with this number will come again."""
         self._nodes.pop(chain, None)
@@ -414,6 +424,38 @@ class BaseAlgorithm(ABC):
     def post_learn(self) -> None:
         """Called after `learn`, while nothing else runs: weights reach the acting policy here."""
         self.reset_episode_metrics()
+
+    # ---- learning in another process (`most_learners`) -----------------------------------------
+
+    def hand_over(self) -> Any:
+        """Give what `learn_impl` needs of what was collected, and forget it.
+
+        Called between `pre_learn` and `post_learn`, in place of `learn`. Plain data, arrays and
+        tensors; nothing in it may change afterwards.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns only where it collects")
+
+    def take_over(self, collected: Any) -> None:
+        """Make ready for `learn_impl`, in a learner, where `pre_learn` is never called.
+
+        Args:
+            collected: what `hand_over` gave; the same in each of `ranks`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} learns only where it collects")
+
+    def named_optimizers(self) -> dict[str, Any]:
+        """Give the optimizers by the names that they have in checkpoints."""
+        return {}
+
+    def learner_meta(self) -> dict[str, Any]:
+        """Give what learning moves beside weights and optimizers, for a checkpoint's ``meta``.
+
+        Counters, normalisers, generators, as plain data and tensors, copied.
+        """
+        return {}
+
+    def load_learner_meta(self, meta: Mapping[str, Any]) -> None:
+        """Restore what `learner_meta` gave, out of a ``meta`` that may hold more."""
 
     # ---- checkpoints ---------------------------------------------------------------------------
 

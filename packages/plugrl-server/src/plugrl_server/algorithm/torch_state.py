@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from plugrl_server.common.checkpoint import Checkpoint
 from plugrl_server.errors import PolicyContractError
 from rlightning.policy.state import find_modules
 
 if TYPE_CHECKING:
+    from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
     from plugrl_server.policy.base_policy import BasePolicy
 
-__all__ = ["as_module", "copy_weights", "load_weights", "publish", "snapshot"]
+__all__ = [
+    "as_module",
+    "copy_weights",
+    "learner_checkpoint",
+    "load_learner",
+    "load_weights",
+    "publish",
+    "snapshot",
+]
 
 
 def as_module(policy: BasePolicy, *, needed_by: str) -> nn.Module:
@@ -82,3 +92,28 @@ def publish(source: nn.Module, target: nn.Module) -> None:
     state = source.state_dict()
     for name, tensor in target.state_dict().items():
         tensor.copy_(state[name])
+
+
+def learner_checkpoint(algorithm: BaseAlgorithm) -> Checkpoint:
+    """Copy what learning changes: weights, optimizers and `BaseAlgorithm.learner_meta`."""
+    optimizers = algorithm.named_optimizers()
+    return Checkpoint(
+        step=algorithm.global_step,
+        model=copy_weights(algorithm.learner_policy),
+        optimizer={name: snapshot(item.state_dict()) for name, item in optimizers.items()},
+        meta=algorithm.learner_meta(),
+    )
+
+
+def load_learner(algorithm: BaseAlgorithm, checkpoint: Checkpoint) -> None:
+    """Continue from what `learner_checkpoint` gave.
+
+    Raises:
+        PolicyContractError: the weights are another policy's.
+    """
+    load_weights(algorithm.policy, checkpoint.model)
+    load_weights(algorithm.learner_policy, checkpoint.model)
+    optimizers = algorithm.named_optimizers()
+    for name, state in (checkpoint.optimizer or {}).items():
+        optimizers[name].load_state_dict(state)
+    algorithm.load_learner_meta(checkpoint.meta)

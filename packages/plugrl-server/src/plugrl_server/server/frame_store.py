@@ -9,14 +9,13 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
 from plugrl_server.server.joining import finite_frames, join_frames
 from rlightning.runtime.batcher import Session
 
 if TYPE_CHECKING:
     from plugrl_protocol.endpoint import Connection
     from plugrl_protocol.messages import Episode, Feedback
-    from plugrl_server.algorithm.base_algorithm import FrameBatch
+    from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, FrameBatch
     from plugrl_server.common.metrics import MetricDict
     from plugrl_server.server.client_envs import ClientEnvs
     from plugrl_server.server.inference import Layout
@@ -66,7 +65,7 @@ class FrameStore:
         self, algorithm: BaseAlgorithm, metrics: RuntimeMetrics, clients: dict[int, Client]
     ) -> None:
         self._algorithm, self._metrics, self._clients = algorithm, metrics, clients
-        self._takes_batches = type(algorithm).feedback_batch is not BaseAlgorithm.feedback_batch
+        self._takes_batches = algorithm.takes_batches
         self._reports: list[tuple[Report, Any]] = []
         self._rows = 0
         self._holds_images = False

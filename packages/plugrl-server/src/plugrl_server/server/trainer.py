@@ -39,6 +39,7 @@ from plugrl_server.server.inline_guard import InlineGuard
 from plugrl_server.server.learner import Learner
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
 from plugrl_server.server.trainer_config import Ending, TrainerConfig
+from rlightning.errors import WorkerLostError
 from rlightning.runtime.batcher import (
     BatchRule,
     Decision,
@@ -373,6 +374,8 @@ class Trainer:
             self.algorithm.expect_chains(list(itertools.chain.from_iterable(chains)))
         try:
             results = self._inference.run([ask.infer for ask in asks], layout)
+        except WorkerLostError:  # nobody's request is to blame
+            raise
         except Exception as error:  # noqa: BLE001  # the border to users' policies
             self._guard.note_infer(self._clock() - started_s)
             self._blame(batch, error)

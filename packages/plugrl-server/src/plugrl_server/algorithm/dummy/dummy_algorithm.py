@@ -21,6 +21,7 @@ class DummyAlgorithm(BaseAlgorithm):
     """Acts with any policy, after a pause; pauses again where others learn."""
 
     supports_overlap = True
+    most_learners = None
 
     def __init__(self, config: Any, policy: Any) -> None:
         super().__init__(config, policy)
@@ -60,6 +61,12 @@ class DummyAlgorithm(BaseAlgorithm):
     def pre_learn(self) -> None:
         """Take the frames."""
         self._frames = 0
+
+    def hand_over(self) -> None:
+        """There is nothing to hand over."""
+
+    def take_over(self, collected: None) -> None:
+        """There is nothing to take over."""
 
     def learn_impl(self) -> tuple[int, MetricDict]:
         """Pause."""

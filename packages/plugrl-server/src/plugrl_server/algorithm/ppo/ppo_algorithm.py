@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 import torch
 from torch import nn
 
-from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
 from plugrl_server.algorithm.ppo.targets import discounted_returns, frame_targets
 from plugrl_server.algorithm.registration import register_algo
 from plugrl_server.algorithm.torch_state import (
     as_module,
-    copy_weights,
-    load_weights,
+    learner_checkpoint,
+    load_learner,
     publish,
     snapshot,
 )
@@ -33,9 +33,11 @@ from rlightning.ops.fused_ppo import FusedPPO, Minibatch, supports
 from rlightning.ops.normalization import RunningMeanStd
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
-    from plugrl_server.algorithm.base_algorithm import FrameBatch, MetricDict
+    from plugrl_server.algorithm.base_algorithm import Checkpoint, FrameBatch, MetricDict
     from plugrl_server.policy.base_policy import PolicyRuntimeState
     from plugrl_server.policy.state import PolicyTrainState
 
@@ -96,6 +98,7 @@ class PPOAlgorithm(BaseAlgorithm):
 
     on_policy = True
     supports_overlap = True
+    most_learners = None
 
     def __init__(self, config: Any, policy: Any) -> None:
         super().__init__(config, policy)
@@ -218,6 +221,16 @@ class PPOAlgorithm(BaseAlgorithm):
         if self.learner_policy is not self.policy:
             self.filling = RolloutBuffer(self.config.buffer_size, self.example_train_state(1))
 
+    def hand_over(self) -> dict[str, Any]:
+        """Give the frames."""
+        frames = self._learning.state_dict()
+        self._learning.reset()
+        return frames
+
+    def take_over(self, collected: dict[str, Any]) -> None:
+        """Take the frames."""
+        self._learning.load_state_dict(collected)
+
     def learn_impl(self) -> tuple[int, MetricDict]:
         """Estimate advantages, then take the gradient steps."""
         self._set_learning_rates()
@@ -237,7 +250,7 @@ class PPOAlgorithm(BaseAlgorithm):
     def post_learn(self) -> None:
         """Learn the observations' statistics and let the acting policy have all that is new."""
         update = getattr(self.learner_policy, "update_obs_stats", None)
-        if update is not None:
+        if update is not None and self._learned_obs is not None:
             update(self._learned_obs)
         self._learned_obs = None
         self._learning.reset()
@@ -318,17 +331,29 @@ class PPOAlgorithm(BaseAlgorithm):
                 logged: list[dict[str, float]] = []
                 for start in range(0, n, int(config.batch_size)):
                     index = order[start : start + int(config.batch_size)]
-                    logged.append(step(_Rows(*(take(column, index) for column in rows))))
+                    logged.append(step(*self._minibatch(rows, index)))
                     self.report_learn_progress(epoch * n + start + len(index), total * n)
                 if config.target_kl is not None and logged[-1]["approx_kl"] > config.target_kl:
                     break
         return {name: sum(row[name] for row in logged) / len(logged) for name in logged[0]}
 
+    def _minibatch(self, rows: _Rows, index: Tensor) -> tuple[_Rows, float]:
+        """Give this learner's part of the rows at `index`, and its share of them."""
+        advantage = rows.advantage[index]
+        if self.config.norm_adv:
+            advantage = losses.standardize(advantage)
+        part, share = self.ranks.part(len(index))
+        taken = _Rows(*(take(column, index[part]) for column in rows))
+        return taken._replace(advantage=advantage[part]), share
+
     def _make_fused(self) -> FusedPPO | None:
         """Give the short way through a gradient step where it computes what is asked for."""
         config, policy = self.config, self.learner_policy
         layers = getattr(policy, "plain_layers", lambda: None)()
-        if config.clip_vloss or layers is None or not supports(layers, self.optimizer):
+        alone = self.ranks.count == 1
+        if not alone or config.clip_vloss or layers is None:
+            return None
+        if not supports(layers, self.optimizer):
             return None
         limit = float("inf") if config.max_grad_norm is None else config.max_grad_norm
         return FusedPPO(
@@ -341,10 +366,10 @@ class PPOAlgorithm(BaseAlgorithm):
             on_non_finite=_raise_not_finite,
         )
 
-    def _fused_step(self, rows: _Rows) -> dict[str, float]:
+    def _fused_step(self, rows: _Rows, _: float) -> dict[str, float]:
         """Do what `_gradient_step` does for plain networks on a CPU, in a fraction of its time."""
         assert self._fused is not None  # whoever calls this has seen it
-        advantage = losses.standardize(rows.advantage) if self.config.norm_adv else rows.advantage
+        advantage = rows.advantage
         minibatch = Minibatch(
             rows.obs, rows.action, rows.logprob, advantage, rows.value_target, rows.value
         )
@@ -366,13 +391,11 @@ class PPOAlgorithm(BaseAlgorithm):
         )
         return {name: float(number) for name, number in zip(_LOGGED, logged, strict=True)}
 
-    def _gradient_step(self, rows: _Rows, *, warmup: bool) -> dict[str, float]:
+    def _gradient_step(self, rows: _Rows, share: float, *, warmup: bool) -> dict[str, float]:
         config, policy = self.config, as_module(self.learner_policy, needed_by="ppo")
         logprob, entropy, value = self._evaluate(rows.obs, rows.action)
         device = logprob.device
         advantage = rows.advantage.to(device)
-        if config.norm_adv:
-            advantage = losses.standardize(advantage)
         old_logprob = rows.logprob.to(device)
         surrogate = losses.ppo_policy_loss(
             logprob, old_logprob, advantage, clip_ratio=config.clip_coef
@@ -389,6 +412,15 @@ class PPOAlgorithm(BaseAlgorithm):
             loss = loss + surrogate.loss + config.ent_coef * bonus
         self.optimizer.zero_grad()
         loss.backward()
+        numbers = (
+            critic,
+            surrogate.loss,
+            -bonus,
+            (old_logprob - logprob).mean(),
+            surrogate.approx_kl,
+            surrogate.clip_fraction,
+        )
+        means = self.ranks.join(policy.parameters(), numbers, share=share)
         limit = float("inf") if config.max_grad_norm is None else config.max_grad_norm
         norm = nn.utils.clip_grad_norm_(policy.parameters(), limit)
         self._freeze_actor(warmup=warmup)
@@ -399,16 +431,7 @@ class PPOAlgorithm(BaseAlgorithm):
         project = getattr(policy, "project", None)
         if project is not None:
             project()
-        logged = (
-            critic,
-            surrogate.loss,
-            -bonus,
-            (old_logprob - logprob).mean(),
-            surrogate.approx_kl,
-            surrogate.clip_fraction,
-            norm,
-        )
-        return {name: float(number.detach()) for name, number in zip(_LOGGED, logged, strict=True)}
+        return {n: float(number) for n, number in zip(_LOGGED, (*means, norm), strict=True)}
 
     def _freeze_actor(self, *, warmup: bool) -> None:
         """Without a gradient Adam leaves a parameter alone, momentum included."""
@@ -435,31 +458,36 @@ class PPOAlgorithm(BaseAlgorithm):
     def create_checkpoint(self) -> Checkpoint:
         """Give weights, Adam, normalisers, counters, the generator and the frames at hand."""
         self._last_saved_itr = self.train_itrs
-        meta = {
-            "train_itrs": self.train_itrs,
+        checkpoint = learner_checkpoint(self)
+        checkpoint.meta |= {
             "last_saved_itr": self._last_saved_itr,
-            "return_stats": snapshot(dict(self.return_stats.state_dict())),
-            "generator": self.generator.get_state(),
             "rollout_buffer": self.filling.state_dict(),
             "rollout_buffer_schema_version": _BUFFER_SCHEMA,
         }
-        return Checkpoint(
-            step=self.global_step,
-            model=copy_weights(self.learner_policy),
-            optimizer={"adam": snapshot(self.optimizer.state_dict())},
-            meta=meta,
-        )
+        return checkpoint
+
+    def named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Adam."""
+        return {"adam": self.optimizer}
+
+    def learner_meta(self) -> dict[str, Any]:
+        """How many learn steps there were, the spread of returns, the generator of orders."""
+        return {
+            "train_itrs": self.train_itrs,
+            "return_stats": snapshot(dict(self.return_stats.state_dict())),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_learner_meta(self, meta: Mapping[str, Any]) -> None:
+        """Continue counting, dividing and drawing."""
+        self.train_itrs = int(meta["train_itrs"])
+        self.return_stats.load_state_dict(meta["return_stats"])
+        self.generator.set_state(meta["generator"])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Continue from all of it."""
-        load_weights(self.policy, checkpoint.model)
-        load_weights(self.learner_policy, checkpoint.model)
-        self.global_step = checkpoint.step
+        load_learner(self, checkpoint)
         meta = checkpoint.meta
-        if checkpoint.optimizer is not None:
-            self.optimizer.load_state_dict(checkpoint.optimizer["adam"])
-        self.train_itrs = int(meta["train_itrs"])
+        self.global_step = checkpoint.step
         self._last_saved_itr = int(meta["last_saved_itr"])
-        self.return_stats.load_state_dict(meta["return_stats"])
-        self.generator.set_state(meta["generator"])
         self.filling.load_state_dict(meta["rollout_buffer"])

@@ -16,27 +16,28 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 import torch
 
-from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, Checkpoint, EpisodeMetricWindow
+from plugrl_server.algorithm.base_algorithm import BaseAlgorithm, EpisodeMetricWindow
 from plugrl_server.algorithm.executed import executed_actions
 from plugrl_server.algorithm.registration import register_algo
 from plugrl_server.algorithm.torch_state import (
     as_module,
-    copy_weights,
-    load_weights,
+    learner_checkpoint,
+    load_learner,
     publish,
-    snapshot,
 )
 from plugrl_server.buffer.replay_buffer import ReplayBuffer
-from plugrl_server.common.trees import map_tree
+from plugrl_server.common.trees import map_tree, take
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import pick_fields
 from rlightning.ops.q_learning import ensemble_loss, td_target
 from rlightning.ops.soft_actor_critic import actor_loss, soft_value, temperature_loss
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
-    from plugrl_server.algorithm.base_algorithm import FrameBatch, MetricDict
+    from plugrl_server.algorithm.base_algorithm import Checkpoint, FrameBatch, MetricDict
     from plugrl_server.policy.base_policy import PolicyRuntimeState
     from plugrl_server.policy.state import PolicyTrainState
 
@@ -71,6 +72,7 @@ class SACAlgorithm(BaseAlgorithm):
 
     on_policy = False
     supports_overlap = True
+    most_learners = None
 
     def __init__(self, config: Any, policy: Any) -> None:
         super().__init__(config, policy)
@@ -176,6 +178,16 @@ class SACAlgorithm(BaseAlgorithm):
             due = MAX_UPDATES_PER_LEARN
         self._batches = [self.replay.sample(int(self.config.batch_size)) for _ in range(due)]
 
+    def hand_over(self) -> dict[str, Any]:
+        """Give the batches."""
+        batches, self._batches = self._batches, []
+        return {"batches": batches, "skipped_updates": self.skipped_updates}
+
+    def take_over(self, collected: dict[str, Any]) -> None:
+        """Take the batches."""
+        self._batches = collected["batches"]
+        self.skipped_updates = collected["skipped_updates"]
+
     def learn_impl(self) -> tuple[int, MetricDict]:
         """Update once per batch."""
         logged: dict[str, float] = {}
@@ -196,21 +208,23 @@ class SACAlgorithm(BaseAlgorithm):
 
     def _update(self, batch: Any) -> dict[str, float]:
         config, policy = self.config, self._learner()
-        batch = map_tree(lambda leaf: leaf.to(policy.device), batch)
+        part, share = self.ranks.part(len(batch["reward"]))
+        batch = map_tree(lambda leaf: leaf.to(policy.device), take(batch, part))
         obs = batch["obs"]
-        logged = {"q_loss": self._step("q", self._critic_loss(batch))}
+        (q_loss,) = self._step("q", share, self._critic_loss(batch))
+        logged = {"q_loss": q_loss}
         self.updates += 1
         counted = getattr(policy, "n_updates", None)
         if counted is not None:  # the policy keeps the number with its weights
             counted += 1
         if self.updates % int(config.policy_frequency) == 0:
             for _ in range(int(config.policy_frequency)):
-                loss, entropy = self._actor_loss(obs)
-                logged["policy_loss"] = self._step("policy", loss)
+                losses = self._actor_loss(obs)
+                logged["policy_loss"], logged["entropy"] = self._step("policy", share, *losses)
                 if "alpha" in self.optimizers:
-                    loss = temperature_loss(policy.log_alpha, entropy, self.target_entropy)
-                    logged["alpha_loss"] = self._step("alpha", loss)
-            logged |= {"alpha": float(policy.log_alpha.detach().exp()), "entropy": float(entropy)}
+                    loss = temperature_loss(policy.log_alpha, losses[1], self.target_entropy)
+                    (logged["alpha_loss"],) = self._step("alpha", share, loss)
+            logged["alpha"] = float(policy.log_alpha.detach().exp())
         if self.updates % int(config.target_network_frequency) == 0:
             policy.update_targets(config.tau)
         return logged
@@ -234,14 +248,16 @@ class SACAlgorithm(BaseAlgorithm):
         loss = actor_loss(policy.q_values(obs, action), logprob, policy.log_alpha.exp())
         return loss, -logprob.mean().detach()
 
-    def _step(self, name: str, loss: Tensor) -> float:
+    def _step(self, name: str, share: float, loss: Tensor, *numbers: Tensor) -> list[float]:
+        """Take a gradient step; give the loss and the numbers, as means over the batch."""
         optimizer = self.optimizers[name]
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]  # torch declares no types here
-        value = float(loss.detach())
-        if math.isfinite(value):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        values = [float(n) for n in self.ranks.join(parameters, (loss, *numbers), share=share)]
+        if math.isfinite(values[0]):
             optimizer.step()
-        return value
+        return values
 
     # ---- progress and checkpoints --------------------------------------------------------------
 
@@ -259,8 +275,8 @@ class SACAlgorithm(BaseAlgorithm):
         """Give weights, optimizers, counters and the replay buffer."""
         self._last_saved_step = self.global_step
         contents = bool(self.config.save_replay_buffer)
-        meta = {
-            "updates": self.updates,
+        checkpoint = learner_checkpoint(self)
+        checkpoint.meta |= {
             "skipped_updates": self.skipped_updates,
             "steps_at_learn": self._steps_at_learn,
             "steps_when_empty": self._steps_when_empty,
@@ -268,22 +284,26 @@ class SACAlgorithm(BaseAlgorithm):
             "last_saved_step": self._last_saved_step,
             "replay": self.replay.state_dict(contents=contents),
         }
-        return Checkpoint(
-            step=self.global_step,
-            model=copy_weights(self.learner_policy),
-            optimizer={k: snapshot(v.state_dict()) for k, v in self.optimizers.items()},
-            meta=meta,
-        )
+        return checkpoint
+
+    def named_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Those of the critics, the policy and the temperature."""
+        return self.optimizers
+
+    def learner_meta(self) -> dict[str, Any]:
+        """How many updates there were."""
+        return {"updates": self.updates}
+
+    def load_learner_meta(self, meta: Mapping[str, Any]) -> None:
+        """Continue counting."""
+        self.updates = int(meta["updates"])
 
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Continue from all of it."""
-        load_weights(self.policy, checkpoint.model)
-        load_weights(self.learner_policy, checkpoint.model)
-        for name, state in (checkpoint.optimizer or {}).items():
-            self.optimizers[name].load_state_dict(state)
+        load_learner(self, checkpoint)
         meta = checkpoint.meta
         self.global_step = checkpoint.step
-        self.updates, self.skipped_updates = int(meta["updates"]), int(meta["skipped_updates"])
+        self.skipped_updates = int(meta["skipped_updates"])
         self._steps_at_learn, self._owed = int(meta["steps_at_learn"]), float(meta["owed"])
         self._last_saved_step = int(meta["last_saved_step"])
         self._steps_when_empty = int(meta.get("steps_when_empty", 0))
