@@ -125,3 +125,25 @@ def test_a_policy_that_only_serves_forgets_what_it_remembered_at_an_episode_s_en
     clients.step([0, 1])
     assert torch.equal(memory()["env-1"]["vector"], first), "the same first observation again"
     assert not torch.equal(memory()["env-0"]["vector"], first), "the second of its episode"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "keys"),
+    [
+        ((), "INFO", "a server does not evaluate: all its clients train"),
+        (
+            ("train.eval_interval=2", "+env.evaluate_cfg={num_envs: 3}"),
+            "WARNING",
+            "(train.eval_interval, env.evaluate_cfg of the configuration)",
+        ),
+    ],
+)
+def test_a_start_says_that_nobody_evaluates(overrides, level, keys, tmp_path, caplog):
+    caplog.set_level("INFO")
+    served("cartpole_ppo", tmp_path, *overrides, learns=False)
+    assert "evaluate" not in caplog.text
+    served("cartpole_ppo", tmp_path, *overrides)
+    (record,) = [item for item in caplog.records if "evaluate" in item.getMessage()]
+    assert record.levelname == level
+    assert keys in record.getMessage()
+    assert "`rlightning eval CHECKPOINT`" in record.getMessage()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -19,6 +20,7 @@ from plugrl_server.algorithm.executed import executed_actions
 from plugrl_server.algorithm.rlightning.chains import ChainGroup, ChainTable, name_of
 from plugrl_server.algorithm.rlightning.parts import build_buffer, user_errors
 from plugrl_server.algorithm.torch_state import snapshot
+from plugrl_server.common.logging_utils import get_logger
 from plugrl_server.common.trees import take
 from plugrl_server.errors import UsageError
 from rlightning.policy.joining import ROW_OWNERS
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from rlightning.types import EnvRet
 
 __all__ = ["RLightningAlgorithm", "RLightningConfig"]
+
+_log = get_logger("rlightning")
 
 
 @dataclasses.dataclass
@@ -80,10 +84,31 @@ class RLightningAlgorithm(BaseAlgorithm):
         seats = [f"seat-{row}" for row in range(rows)]
         with user_errors():
             self.buffer = build_buffer(self.run)
-            self.buffer.init([policy.row_meta] * rows, seats)
+            learners = len(policy.group.train_list)
+            self.buffer.init([policy.row_meta] * rows, seats, train_worker_num=learners)
         self.on_policy = self.buffer.needs_bootstrap_response  # type: ignore[misc]  # of the class elsewhere
         self._frames_per_epoch = self._epoch_length(rows)
         policy.group.sync_weights()
+        if config.learns:
+            self._say_that_nobody_evaluates()
+
+    def _say_that_nobody_evaluates(self) -> None:
+        """Clients train, and the server has no environments of its own."""
+        train = self.run.train
+        asked = {
+            "train.eval_interval": train.eval_interval > 0,
+            "train.eval_at_start": train.eval_at_start,
+            "train.record_episodes": train.record_episodes > 0,
+            "env.evaluate_cfg": any(section.evaluate_cfg for section in self.run.env),
+        }
+        keys = ", ".join(key for key, is_set in asked.items() if is_set)
+        _log.log(
+            logging.WARNING if keys else logging.INFO,
+            "a server does not evaluate%s: all its clients train. Measure a checkpoint with "
+            "`rlightning eval CHECKPOINT`, or let an engine drive the clients: "
+            "`rlightning train CONFIG env.backend=env_server`",
+            keys and f" ({keys} of the configuration)",
+        )
 
     def _epoch_length(self, rows: int) -> int:
         train, capacity = self.run.train, self.run.buffer.capacity
@@ -227,7 +252,8 @@ class RLightningAlgorithm(BaseAlgorithm):
     # ---- learning ------------------------------------------------------------------------------
 
     def separate_learner(self) -> None:
-        """Learner and actor are two instances anyway."""
+        """Learner and actor are two instances anyway; where they are two processes, both draw."""
+        self.served.group.split_random_stream()
 
     def should_learn(self) -> bool:
         """When an epoch's frames are in."""
@@ -294,6 +320,7 @@ class RLightningAlgorithm(BaseAlgorithm):
     def create_checkpoint(self) -> Checkpoint:
         """Give weights, what the learner needs, counters and the buffer's state."""
         self._saved_epoch = self.epoch
+        self.served.group.random_stream.take_home()  # the trainer saves this process's
         state = self.served.group.export_state()
         weights = state.pop("weights")
         return Checkpoint(
@@ -309,6 +336,7 @@ class RLightningAlgorithm(BaseAlgorithm):
     def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Continue from all of it; of a checkpoint to serve, only the weights."""
         group, meta = self.served.group, checkpoint.meta
+        group.random_stream.take_home()
         self.global_step = checkpoint.step
         if not self.config.learns or "group" not in meta:
             group.load_weights(checkpoint.model or {})
