@@ -143,9 +143,11 @@ class TaskSpaces:
         fits = same_form(observation_space, self.observation) or (
             0 < _length(observation_space) <= _length(self.observation)
         )
+        own, all_there_are = _choices(action_space), _choices(self.action_space)
         acts = action_space == self.action_space or (
             type(action_space) is type(self.action_space)
-            and 0 < _choices(action_space) <= _choices(self.action_space)
+            and 0 < own <= all_there_are
+            and (self.masks_actions or own == all_there_are)
         )
         if not (fits and acts):
             raise ConfigError(
