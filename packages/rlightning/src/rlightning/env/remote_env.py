@@ -154,6 +154,7 @@ class RemoteEnv(BaseEnv):
             )
         self._spaces = wire_spaces(config, options, lambda: _task_spaces(config))
         self._border = ActionBorder(self._spaces.action, self.num_envs)
+        self._tls: ssl.SSLContext | None = None
         self._hub: RemoteHub | None = None
         self._rows: RowTable | None = None
 
@@ -190,6 +191,7 @@ class RemoteEnv(BaseEnv):
         with self._hubs_lock:
             hub = self._hubs.get(self._place)
             if hub is None:
+                self._tls = _ssl_context(self.options.certificate, self.options.private_key)
                 hub = RemoteHub(
                     self._make_endpoint,
                     closes=_CLOSES,
@@ -216,7 +218,7 @@ class RemoteEnv(BaseEnv):
                 host=options.host,
                 port=options.zmq_port or options.port,
                 api_key=self._key,
-                ssl_context=_ssl_context(options.certificate, options.private_key),
+                ssl_context=self._tls,
                 max_message_mb=options.max_message_mb,
             ),
             session=SessionConfig(feedback_timeout_s=options.feedback_timeout_s),
@@ -337,10 +339,24 @@ def _is_loopback(host: str) -> bool:
 
 
 def _ssl_context(certificate: str | None, private_key: str | None) -> ssl.SSLContext | None:
+    """Return what encrypts; None where there is no certificate.
+
+    Raises:
+        ConfigError: the files hold no certificate and its key.
+    """
     if certificate is None:
+        if private_key is not None:
+            raise ConfigError(f"env private_key is {private_key}, and certificate is not set")
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, private_key)
+    try:
+        context.load_cert_chain(certificate, private_key)
+    except OSError as error:  # of which ssl.SSLError is one
+        key = private_key or "unset: in the same file"
+        raise ConfigError(
+            f"env certificate {certificate} (private_key {key}) cannot be used: {error}. Give a "
+            "certificate chain in PEM, and its key"
+        ) from error
     return context
 
 
