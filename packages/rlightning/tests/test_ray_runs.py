@@ -191,6 +191,31 @@ def test_wherever_its_parts_live_a_run_ends_with_the_same_weights(
         assert remote.metrics[name] == local.metrics[name]
 
 
+def test_several_tasks_end_with_the_same_weights_on_ray(ray_cluster, tmp_path):
+    """CartPole and Acrobot, padded: another number of rows, numbers and actions each."""
+
+    def several(folder, cluster=None):
+        section = configuration(
+            folder,
+            cluster=cluster,
+            policy={"type": "PPOPolicy"},
+            train={"eval_interval": 1, "max_epochs": 2, "eval_episodes": 3},
+            multitask={"pad_spaces": True, "task_id": True},
+        )
+        acrobot = section.env[0].model_copy(
+            update={"name": "ab", "task": "Acrobot-v1", "num_envs": 1, "max_episode_steps": 9}
+        )
+        section.env.append(acrobot)
+        return run(section)
+
+    local, remote = several(tmp_path / "local"), several(tmp_path / "ray", {})
+    assert_same(remote.weights, local.weights)
+    names = [name for name in local.metrics if name.endswith("/episode_return")]
+    assert {"eval/cp/episode_return", "rollout/ab/episode_return"} < set(names)
+    for name in names:
+        assert remote.metrics[name] == local.metrics[name]
+
+
 @pytest.mark.slow
 def test_actors_and_learners_that_take_turns_end_with_the_same_weights(
     ray_cluster, tmp_path, local
@@ -349,7 +374,7 @@ def test_an_eval_worker_that_dies_costs_nothing(ray_cluster, tmp_path):
     trouble = {"folder": str(tmp_path), "at": 17, "what": "die", "role": "eval"}
     cluster = {"remote_env": False, "remote_train": False, "remote_storage": False}
     result = run(fragile(tmp_path, cluster=cluster, policy={"model_cfg": trouble}))
-    assert result.policy_group.lost_eval_workers == 1
+    assert result.metrics["workers/lost_eval_workers"] == 1
     assert result.lost_episodes == 0
     assert result.metrics["train/broken"] == 0
     assert result.metrics["train/rows"] == 12
