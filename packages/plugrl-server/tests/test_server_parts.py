@@ -175,8 +175,9 @@ def test_frames_of_one_inference_are_joined_as_rows_of_it():
     assert joined_frames() == []
 
 
-def test_frames_of_several_inferences_are_joined_in_their_order():
-    one, two = sampled(6), sampled(2)
+@pytest.mark.parametrize("rows", [6, 600])
+def test_frames_of_several_inferences_are_joined_in_their_order(rows):
+    one, two = sampled(rows), sampled(2)
     parts = [
         frames_of(one, slice(1, 3), [1, 2]),
         frames_of(two, None, [7, 8]),

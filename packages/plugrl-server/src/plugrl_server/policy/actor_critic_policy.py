@@ -84,6 +84,8 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         self.observation_normalizer: ObservationNormalizer | None = None
         if config.normalize_observations:
             self.observation_normalizer = ObservationNormalizer(space, clip=config.obs_clip)
+            # To ask modules for their parts takes longer than to normalise one row.
+            self._moments: dict[str, Any] = self.obs_stats._buffers
         self.action_space = action_space
         self.action_horizon = 1
         self.to(self.device)
@@ -109,7 +111,6 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         """
         return join_states(_obs, self.config.state_keys, self.config.obs_dim)
 
-    @torch.no_grad()
     def get_action_and_runtime_state(
         self, _obs: dict[str, Any]
     ) -> tuple[np.ndarray[Any, Any], ActorCriticRuntimeState]:
@@ -125,6 +126,7 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         )
         return self.to_env(action.numpy())[:, None], state
 
+    @torch.no_grad()
     def _act(self, obs: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Draw actions; give their log-probabilities and the values, too. On the CPU."""
         distribution, value = self.actor_critic(self._normalize(torch.tensor(obs).to(self.device)))
@@ -146,11 +148,10 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         layers = plain.layers
         if layers.log_std is None or self.config.deterministic:
             head: Any = self.actor_critic.action_head
-            drawn = self._draw(head.distribution(torch.from_numpy(out)))
+            with torch.no_grad():
+                drawn = self._draw(head.distribution(torch.from_numpy(out)))
         else:
-            low, high = layers.log_std_bounds
-            log_std = np.minimum(np.maximum(plain.weights.log_std, low), high)
-            action, logprob = draw_gaussian(out, log_std)
+            action, logprob = draw_gaussian(out, plain.spread)
             drawn = torch.from_numpy(action), torch.from_numpy(logprob)
         return (*drawn, torch.from_numpy(value))
 
@@ -161,7 +162,8 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
             self._may_be_plain = layers is not None and layers.are_supported()
             if layers is not None and self._may_be_plain:
                 self._plain = PlainNetworks(layers)
-        return self._plain if self.actor_critic.value_head.weight.is_cpu else None
+        plain = self._plain
+        return plain if plain is not None and plain.parameters[0].is_cpu else None
 
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Turn drawn actions into what environments get; ``[n, *A]`` both."""
@@ -191,14 +193,18 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
             return obs
         _, _, _, mean, factor = self._factors()
         clip = self.config.obs_clip
-        normal: np.ndarray[Any, Any] = np.minimum(np.maximum((obs - mean) * factor, -clip), clip)
+        normal: np.ndarray[Any, Any] = obs - mean
+        normal *= factor
+        np.maximum(normal, -clip, out=normal)
+        np.minimum(normal, clip, out=normal)
         return normal
 
     def _factors(self) -> _Scale:
-        stats = self.obs_stats
         # Every update writes in place, which counts the version up; a copy lies elsewhere.
-        key = (stats.mean.data_ptr(), stats.mean._version)
+        known = self._moments["mean"]
+        key = (known.data_ptr(), known._version)
         if self._scale is None or self._scale.key != key:
+            stats = self.obs_stats
             mean, factor = stats.mean.float(), stats.std.reciprocal().float()
             self._scale = _Scale(key, mean, factor, mean.cpu().numpy(), factor.cpu().numpy())
         return self._scale

@@ -38,8 +38,12 @@ def join_states(
         ObservationError: a name is missing, or the widths do not add up.
     """
     states = observation["states"]
-    with np.errstate(over="ignore"):  # what overflows is not learned from
-        joined = _joined(states, keys)
+    joined: np.ndarray[Any, np.dtype[np.float32]] | None
+    if len(keys) == 1 and getattr(states.get(keys[0]), "dtype", None) == np.float32:
+        joined = states[keys[0]]
+    else:
+        with np.errstate(over="ignore"):  # what overflows is not learned from
+            joined = _joined(states, keys)
     if joined is None or joined.shape[1] != width:
         raise ObservationError(
             describe_states(observation),

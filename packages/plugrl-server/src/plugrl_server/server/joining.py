@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from plugrl_server.algorithm.base_algorithm import FrameBatch
-from plugrl_server.common.trees import concatenate
+from plugrl_server.common.trees import concatenate, num_rows, take
 from plugrl_server.errors import PolicyContractError
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ __all__ = ["JoinedSampled", "finite_frames", "join_frames"]
 
 Array = np.ndarray[Any, Any]
 
+_MOST_UNUSED = 2
+"""Inferences may have so many times the rows that are meant, to be joined as wholes."""
 _LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS = (
     "chains",
@@ -38,38 +40,59 @@ _COLUMNS = (
 class JoinedSampled:
     """What several inferences saw and gave, of the rows that are meant; joined when asked for.
 
+    Few inferences lie behind many frames: each is joined once, and rows are taken of the whole.
+
     Args:
         parts: frames of one layout, in order.
     """
 
     def __init__(self, parts: Sequence[FrameBatch]) -> None:
         self._parts = parts
+        inferences = list({id(part.sampled): part.sampled for part in parts}.values())
+        sizes = [num_rows(sampled.obs) for sampled in inferences]
+        starts = dict(zip(map(id, inferences), np.cumsum([0, *sizes]).tolist(), strict=False))
+        rows = _join_rows([_rows_from(starts[id(part.sampled)], part) for part in parts])
+        # Of large inferences only what is meant is worth copying.
+        is_worth_it = sum(sizes) <= _MOST_UNUSED * sum(map(len, parts))
+        self._whole = (inferences, rows) if is_worth_it else None
 
     @cached_property
     def obs(self) -> dict[str, Any]:
         """What the policy saw."""
-        obs: dict[str, Any] = concatenate([part.obs for part in self._parts])
+        obs: dict[str, Any] = self._join("obs")
         return obs
 
     @cached_property
     def runtime_state(self) -> Any:
         """As the policy returned it."""
-        return self._join([part.runtime_state for part in self._parts])
+        return self._join("runtime_state")
 
     @cached_property
     def train_state(self) -> Any:
         """As `BaseAlgorithm.derive_train_state` returned it."""
-        return self._join([part.train_state for part in self._parts])
+        return self._join("train_state")
 
-    @staticmethod
-    def _join(states: list[Any]) -> Any:
+    def _join(self, name: str) -> Any:
         try:
-            return concatenate(states)
+            if self._whole is None:
+                return concatenate([getattr(part, name) for part in self._parts])
+            inferences, rows = self._whole
+            return take(concatenate([getattr(sampled, name) for sampled in inferences]), rows)
         except ValueError as error:
             raise PolicyContractError(
                 f"the states beside two actions differ in names or shapes ({error}); keep what "
                 "get_action_and_runtime_state returns stable"
             ) from error
+
+
+def _rows_from(start: int, frames: FrameBatch) -> Any:
+    """Give the rows of frames whose inference begins at `start`."""
+    rows = frames.sampled_rows
+    if rows is None:
+        return slice(start, start + len(frames))
+    if isinstance(rows, slice):
+        return slice(start + rows.start, start + rows.stop)
+    return rows + start
 
 
 def finite_frames(frames: FrameBatch) -> Array | None:
@@ -138,10 +161,9 @@ def _join(group: list[FrameBatch]) -> FrameBatch:
 
 
 def _join_rows(rows: list[Any]) -> Any:
-    """Give the rows of one inference one after the other; as a slice where they follow."""
-    follows = all(isinstance(r, slice) for r in rows) and all(
-        one.stop == two.start for one, two in itertools.pairwise(rows)
-    )
-    if follows:
-        return slice(rows[0].start, rows[-1].stop)
+    """Give rows of one inference one after the other; as a slice where they follow."""
+    if all(isinstance(r, slice) for r in rows):
+        if all(one.stop == two.start for one, two in itertools.pairwise(rows)):
+            return slice(rows[0].start, rows[-1].stop)
+        return np.asarray([row for r in rows for row in range(r.start, r.stop)])
     return np.concatenate([np.arange(r.start, r.stop) if isinstance(r, slice) else r for r in rows])

@@ -25,6 +25,7 @@ __all__ = [
     "FlatViews",
     "PlainLayers",
     "PlainNetworks",
+    "Spread",
     "Workspace",
     "draw_gaussian",
     "matmul",
@@ -100,8 +101,14 @@ class FlatViews:
             self.joint_weight.append(flat[start:middle].reshape(2, *layer.weight.shape))
             self.joint_bias.append(flat[middle:stop].reshape(2, layer.out_features))
             start = stop
+        # As a forward pass reads them.
+        self.joint_weight_T = [weight.transpose(0, 2, 1) for weight in self.joint_weight]
+        self.wide_weight_T = self.joint_weight[0].reshape(-1, layers.actor[0].in_features).T
+        self.wide_bias = self.joint_bias[0].reshape(-1)
+        self.row_bias = [bias[:, None] for bias in self.joint_bias]
         heads = self.by_parameter[4 * (len(layers.actor) - 1) :]
         self.actor_weight, self.actor_bias, critic_weight, self.critic_bias = heads[:4]
+        self.actor_weight_T = self.actor_weight.T
         self.critic_weight = critic_weight.reshape(-1)
         self.log_std = heads[4] if len(heads) > 4 else flat[:0]
 
@@ -141,6 +148,7 @@ class PlainNetworks:
         parameters: their parameters, in the order of the vector.
         flat: the vector.
         weights: ``flat``, cut into matrices.
+        spread: of a Gaussian actor, within its bounds, as of the last ``pull``.
     """
 
     def __init__(self, layers: PlainLayers) -> None:
@@ -148,6 +156,7 @@ class PlainNetworks:
         self.parameters = layers.parameters()
         self.flat = self.zeros()
         self.weights = FlatViews(self.flat, layers)
+        self.spread = Spread.of(self.weights.log_std)
         self._workspaces: dict[int, Workspace] = {}
         self._versions: list[int] = []
 
@@ -164,6 +173,8 @@ class PlainNetworks:
         """Copy the modules' parameters into the vector."""
         for parameter, view in self.paired(self.flat):
             view[...] = parameter.detach().numpy()
+        low, high = self.layers.log_std_bounds
+        self.spread = Spread.of(np.minimum(np.maximum(self.weights.log_std, low), high))
         self._versions = [parameter._version for parameter in self.parameters]
 
     def refresh(self) -> None:
@@ -189,25 +200,43 @@ class PlainNetworks:
         Returns:
             The actor's outputs [B, A] and the values [B], in memory of their own.
         """
-        w, work, n_features = self.weights, self.workspace(len(features_BD)), features_BD.shape[1]
-        matmul(features_BD, w.joint_weight[0].reshape(-1, n_features).T, out=work.wide)
-        work.wide += w.joint_bias[0].reshape(-1)
-        np.tanh(work.wide, out=work.wide)
+        w, work = self.weights, self.workspace(len(features_BD))
+        wide = matmul(features_BD, w.wide_weight_T, work.wide)
+        wide += w.wide_bias
+        np.tanh(wide, out=wide)
         for i in range(1, len(work.hidden)):
-            pre = matmul(work.hidden[i - 1], w.joint_weight[i].transpose(0, 2, 1), work.hidden[i])
-            pre += w.joint_bias[i][:, None]
+            pre = matmul(work.hidden[i - 1], w.joint_weight_T[i], work.hidden[i])
+            pre += w.row_bias[i]
             np.tanh(pre, out=pre)
         actor_BH, critic_BH = work.hidden[-1]
         out_BA = np.empty((len(features_BD), len(w.actor_bias)), actor_BH.dtype)
-        matmul(actor_BH, w.actor_weight.T, out_BA)
+        matmul(actor_BH, w.actor_weight_T, out_BA)
         out_BA += w.actor_bias
-        value_B = matmul(critic_BH, w.critic_weight, np.empty_like(out_BA, shape=len(out_BA)))
+        value_B = matmul(critic_BH, w.critic_weight, np.empty(len(out_BA), out_BA.dtype))
         value_B += w.critic_bias
         return out_BA, value_B
 
 
+class Spread(NamedTuple):
+    """What the spread of a Gaussian contributes to samples and to their log-densities.
+
+    Attributes:
+        std: standard deviations, [A].
+        log_scale: the logarithm of what the densities are divided by.
+    """
+
+    std: Array
+    log_scale: Any
+
+    @staticmethod
+    def of(log_std_A: Array) -> Spread:
+        """Compute it from logarithms of standard deviations, float32 [A]."""
+        log_scale = np.add.reduce(log_std_A) + np.float32(_HALF_LOG_2PI * len(log_std_A))
+        return Spread(np.exp(log_std_A), log_scale)
+
+
 def draw_gaussian(
-    mean_BA: Array, log_std_A: Array, *, generator: torch.Generator | None = None
+    mean_BA: Array, spread: Spread, *, generator: torch.Generator | None = None
 ) -> tuple[Array, Array]:
     """Do what ``distributions.gaussian_sample_with_log_prob`` does, in numpy, for a few rows.
 
@@ -215,7 +244,7 @@ def draw_gaussian(
 
     Args:
         mean_BA: means, float32 [B, A].
-        log_std_A: logarithms of the standard deviations.
+        spread: of all rows.
         generator: source of randomness; torch's global one if None.
 
     Returns:
@@ -224,7 +253,7 @@ def draw_gaussian(
     noise_BA = torch.randn(mean_BA.shape, generator=generator).numpy()
     log_prob_B = np.add.reduce(noise_BA * noise_BA, 1)
     log_prob_B *= -0.5
-    log_prob_B -= np.add.reduce(log_std_A) + np.float32(_HALF_LOG_2PI * len(log_std_A))
-    noise_BA *= np.exp(log_std_A)
+    log_prob_B -= spread.log_scale
+    noise_BA *= spread.std
     noise_BA += mean_BA
     return noise_BA, log_prob_B

@@ -41,5 +41,6 @@ class GaussianPolicy(ActorCriticPolicy):
     def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Clip to ``action_clip``."""
         clip = self.config.action_clip
-        clipped: np.ndarray[Any, Any] = np.minimum(np.maximum(action, -clip), clip)
+        clipped: np.ndarray[Any, Any] = np.maximum(action, -clip)
+        np.minimum(clipped, clip, out=clipped)
         return clipped
