@@ -161,7 +161,10 @@ def _serve_rlightning(choice: Choice, places: Places | None) -> BaseAlgorithm:
     served = ServedPolicy(config, build)
     _log.info("Policy created: %s", served.name)
     learns = choice.args.serve_only is None
-    return RLightningAlgorithm(RLightningConfig(learns=learns), served)
+    algorithm = RLightningAlgorithm(RLightningConfig(learns=learns), served)
+    if choice.args.learn_mode == "overlap":
+        algorithm.separate_learner()
+    return algorithm
 
 
 def _make_server(
