@@ -17,10 +17,11 @@ from rlightning.build import (
     check_config,
 )
 from rlightning.cli import main
-from rlightning.config import MainConfig
+from rlightning.config import EnvConfig, MainConfig
 from rlightning.errors import ConfigError
 from rlightning.policy import BasePolicy
 from rlightning.runtime import open_run
+from rlightning.testing import check_env
 from rlightning.types import PolicyResponse
 from rlightning.utils.logger import close_logger
 from rlightning.utils.logger.files import read_rows
@@ -289,6 +290,14 @@ def test_an_environment_may_mask_its_own_actions(tmp_path, policy):
     assert engine.last_metrics["eval/episode_return"] == 5
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_check_of_an_environment_obeys_its_mask(rows):
+    check_env(
+        EnvConfig(name="doors", backend="gymnasium", task="test-several/Doors-v0", num_envs=rows),
+        steps=40,
+    )
+
+
 # ---- refusals ------------------------------------------------------------------------------------
 
 
@@ -336,3 +345,22 @@ def test_saved_policies_are_measured_per_task_and_shown_in_the_one_asked_for(tmp
     with pytest.raises(SystemExit):
         main(["play", str(run_dir), "--task", "wrong", "--video", str(tmp_path / "wrong.mp4")])
     assert "wrong" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_shipped_configuration_learns_both_tasks(tmp_path):
+    """Each alone reaches 500 and about -80; a random policy about 20 and -500."""
+    changes = [
+        "train.max_epochs=40",
+        "train.seed=0",
+        "verbose=false",
+        "log.level=ERROR",
+        f"log.log_dir={tmp_path}",
+        "log.name=run",
+    ]
+    main(["train", "cartpole_acrobot_ppo", *changes])
+    rows = read_rows(tmp_path / "cartpole_acrobot" / "run" / "metrics.jsonl")
+    last = [row for row in rows if "eval/episodes" in row][-1]
+    assert last["eval/cartpole/episode_return"] > 400
+    assert last["eval/acrobot/episode_return"] > -120

@@ -20,6 +20,7 @@ import torch
 from rlightning.build import build_data_buffer, build_engine, build_env_group, build_policy_group
 from rlightning.config import EnvConfig, MainConfig
 from rlightning.errors import ContractError, WorkerLostError
+from rlightning.models.action_mask import MASK, has_action_mask
 from rlightning.policy.policy_group import PolicyGroup
 from rlightning.runtime.base import Done, Failed, Future, Handle, Runtime
 from rlightning.types import BatchedData, EnvMeta, EnvRet, PolicyResponse, PolicyRole, to_numpy
@@ -130,9 +131,10 @@ def _check_worker(env: BaseEnv, *, steps: int, seed: int) -> None:
     )
     _check_ret(env, meta, again)
     meta.action_space.seed(seed)
+    ret = again
     lengths = np.zeros(meta.num_envs or 1, dtype=int)
     for _ in range(steps):
-        action = _stack_samples(meta.action_space, meta.num_envs or 1)
+        action = _random_actions(meta, ret.observation)
         ret = env._step(PolicyResponse(env.env_id, action=action))
         _check_ret(env, meta, ret)
         ended = np.atleast_1d(to_numpy(ret.last_terminated) | to_numpy(ret.last_truncated))
@@ -357,6 +359,16 @@ def check_engine(config: MainConfig) -> None:
 
 
 # ---- helpers -----------------------------------------------------------------------------------
+
+
+def _random_actions(meta: EnvMeta, observation: Any) -> Any:
+    """Draw an action per row; of a row's own, where the observation holds a mask of them."""
+    space, rows = meta.action_space, meta.num_envs or 1
+    if has_action_mask(meta.observation_space, space) and isinstance(space, gym.spaces.Discrete):
+        masks = np.asarray(to_numpy(observation[MASK]), dtype=np.int8).reshape(rows, -1)
+        actions = np.array([space.sample(mask=mask) for mask in masks])
+        return actions if rows > 1 else actions[0]
+    return _stack_samples(space, rows)
 
 
 def _stack_samples(space: Any, rows: int) -> Any:
