@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from typing import Any
 
 import psutil
@@ -17,6 +18,7 @@ def ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:
     Classes that the module defines go to workers by value: workers cannot import test modules.
     """
     ray = pytest.importorskip("ray")
+    resource_tracker.ensure_running()  # Python's own, which shared memory starts: it ends with us
     before = {process.pid for process in psutil.process_iter()}
     patch = pytest.MonkeyPatch()
     patch.setenv("RAY_worker_niceness", "0")  # beside other work, workers count as much as tests

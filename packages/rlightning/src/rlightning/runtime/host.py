@@ -40,6 +40,8 @@ class WorkerSetup:
     """Where modules are looked for."""
     imports: tuple[str, ...] = ()
     """Modules to import first, so that they register their classes."""
+    loggers: tuple[str, ...] = ("rlightning",)
+    """Whose log records are passed on, with those of all loggers below."""
     log_level: int = logging.INFO
     """The least severe log record that is passed on."""
     torch_threads: int | None = None
@@ -79,10 +81,11 @@ class Host:
         for module in setup.imports:
             importlib.import_module(module)
         self._logs = _LogRelay()
-        project = logging.getLogger("rlightning")
-        project.addHandler(self._logs)
-        project.setLevel(setup.log_level)
-        project.propagate = False
+        for name in setup.loggers:
+            logger = logging.getLogger(name)
+            logger.addHandler(self._logs)
+            logger.setLevel(setup.log_level)
+            logger.propagate = False
         self._setup = setup
         if setup.seed is not None:
             random.seed(setup.seed)
