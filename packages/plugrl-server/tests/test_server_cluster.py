@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import logging
+import pathlib
 import pickle
+import resource
 import subprocess
 import sys
 
@@ -168,6 +170,16 @@ def test_the_rows_of_a_batch_come_back_in_order_from_several_workers():
         action, state = many.infer(obs)
         np.testing.assert_allclose(action, expected, atol=1e-6)
         np.testing.assert_array_equal(np.asarray(state.obs), obs["states"]["obs"])
+
+
+def test_every_worker_acts_with_the_newest_weights_after_a_learn_step():
+    algorithm = spread(PPO, infer_workers=3)
+    obs = IdentityTask(1, discrete=False).observe()
+    for _ in range(2):
+        play_and_learn(algorithm)
+        learned = algorithm.policy.get_value(obs)
+        values = [float(algorithm.infer(obs)[1].value) for _ in range(3)]
+        assert values == pytest.approx([float(learned)] * 3)
 
 
 SECOND = """
@@ -407,6 +419,19 @@ def test_help_names_the_program_and_what_it_adds(capsys):
     with pytest.raises(SystemExit):
         cli_ray.main([*PPO[:4], "--help"])
     assert "--num-infer-workers" in capsys.readouterr().out
+
+
+def test_help_takes_less_than_a_second_and_loads_neither_torch_nor_ray():
+    program = pathlib.Path(sys.executable).parent / "plugrl-run-server-ray"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([program, "--help"], check=True, capture_output=True, timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    code = (
+        "import sys; from plugrl_server.cli_ray import main; main(['--help']); "
+        "assert not {'torch', 'ray'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
 
 
 def test_a_missing_ray_names_the_extra(monkeypatch, capsys):

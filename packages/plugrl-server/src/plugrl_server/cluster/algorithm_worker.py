@@ -43,6 +43,10 @@ class AlgorithmWorker:
         """Return True: who gets an answer has found a worker."""
         return True
 
+    def build(self) -> None:
+        """Build the algorithm now, if it is not yet."""
+        assert self.algorithm is not None  # asking for it builds it
+
     # ---- acting --------------------------------------------------------------------------------
 
     def infer(self, step: int, version: int, obs: dict[str, Any]) -> tuple[Any, Any]:
@@ -133,7 +137,7 @@ class AlgorithmWorker:
 
     def reseed(self, seed: int) -> None:
         """Seed this process's global generators, after the first weights were drawn."""
-        assert self.algorithm is not None  # it is built now, if it was not
+        self.build()
         seed_everything(seed)
 
     def get_rng_state(self) -> dict[str, Any]:
@@ -142,7 +146,7 @@ class AlgorithmWorker:
 
     def set_rng_state(self, state: dict[str, Any]) -> None:
         """Restore what `get_rng_state` returned, after the first weights were drawn."""
-        assert self.algorithm is not None  # it is built now, if it was not
+        self.build()
         set_rng_state(state)
 
 

@@ -16,6 +16,7 @@ from plugrl_server.common.trees import concatenate, num_rows, take
 from rlightning.errors import WorkerLostError
 from rlightning.runtime import WorkerThread
 from rlightning.runtime.base import Failed, Future
+from rlightning.runtime.group import gather
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from rlightning.runtime.supervision import Supervised
 
 __all__ = ["InferGroup"]
+
+BUILD_TIMEOUT_S = 1800.0
+"""Longest wait for a policy to be built, its weights loaded included."""
 
 Part = tuple[int, slice]
 """A worker, by its index, and the rows that it answers."""
@@ -66,6 +70,7 @@ class InferGroup:
         Raises:
             WorkerLostError: one cannot start.
         """
+        gather([worker.call("build", timeout_s=BUILD_TIMEOUT_S) for worker in self._workers])
         for worker in self._workers:
             self._prepare(worker)
 
@@ -138,6 +143,7 @@ class InferGroup:
     # ---- deaths --------------------------------------------------------------------------------
 
     def _prepare(self, worker: Handle) -> None:
+        worker.call("build", timeout_s=BUILD_TIMEOUT_S).result()
         if len(self._workers) > 1:
             self._seeds_drawn += 1
             worker.call("reseed", derive_seed(self._seed, "infer", self._seeds_drawn)).result()

@@ -61,6 +61,7 @@ class LearnerGroup:
         self._stream, self._seed, self._max_restarts = stream, seed, max_restarts
         self._workers: Sequence[Handle] = []
         self._last: Checkpoint | None = None
+        self._given_up: WorkerLostError | None = None
         self.restarts = 0
 
     # ---- life ----------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ class LearnerGroup:
                 worker.call("reseed", seed).result()
 
     def _join_ranks(self) -> None:
-        first, (host, port) = self._workers[0], self._meeting
+        first, (host, port) = self._first, self._meeting
         gather([worker.call("is_ready") for worker in self._workers])
         on_one_machine = len({worker.address for worker in self._workers}) == 1
         host = host or ("127.0.0.1" if on_one_machine else first.address)
@@ -113,7 +114,7 @@ class LearnerGroup:
             Exception: what learning raised.
         """
         try:
-            self._stream.hand_to(self._workers[0])
+            self._stream.hand_to(self._first)
             begun = [worker.call("learn", step, collected) for worker in self._workers]
             metrics, meta = self._gathered(begun)[0]
         except WorkerLostError as error:
@@ -128,7 +129,7 @@ class LearnerGroup:
             WorkerLostError: they were started again too often.
         """
         try:
-            self._last = self._workers[0].call("learner_checkpoint").result()
+            self._last = self._first.call("learner_checkpoint").result()
         except WorkerLostError as error:
             return self._restart(error)
         assert self._last is not None  # just set
@@ -144,12 +145,18 @@ class LearnerGroup:
             WorkerLostError: they were started again too often.
         """
         try:
-            weights.publish_from(self._workers[0])
+            weights.publish_from(self._first)
         except WorkerLostError as error:
             checkpoint = self._restart(error)
-            weights.publish_from(self._workers[0])
+            weights.publish_from(self._first)
             return checkpoint
         return None
+
+    @property
+    def _first(self) -> Handle:
+        if self._given_up is not None:
+            raise self._given_up
+        return self._workers[0]
 
     @staticmethod
     def _gathered(begun: Sequence[Future]) -> list[Any]:
@@ -172,6 +179,8 @@ class LearnerGroup:
     def _restart(self, error: WorkerLostError) -> Checkpoint:
         """Start all workers again from the last checkpoint, which is returned."""
         assert self._last is not None  # of `start`, at least
+        if self._given_up is not None:
+            raise self._given_up
         self.close()
         self._stream.is_here()
         while self.restarts < self._max_restarts:
@@ -191,4 +200,5 @@ class LearnerGroup:
                 error = again
                 continue
             return self._last
+        self._given_up = error
         raise error

@@ -154,6 +154,7 @@ def open_places(config: PlacesConfig) -> Iterator[Places]:
     setup = this_process(
         imports=config.imports, seed=config.seed, threads=config.torch_threads or None
     )
+    setup = dataclasses.replace(setup, loggers=(*setup.loggers, "plugrl_server"))
     try:
         runtime = RayRuntime(config.address, setup=setup)
     except ConfigError as error:
