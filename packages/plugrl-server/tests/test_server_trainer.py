@@ -521,18 +521,18 @@ def quick(guard, calls=20, duration_s=0.0002):
 def test_work_moves_to_the_event_loop_only_while_it_stays_quick():
     guard = InlineGuard(0.001)
     quick(guard, 19)
-    assert not guard.allows()
+    assert not guard.allows
     quick(guard, 1)
-    assert guard.allows()
+    assert guard.allows
     guard.note_infer(0.025)
-    assert guard.allows(), "an interruption now and then is the machine's affair"
+    assert guard.allows, "an interruption now and then is the machine's affair"
     guard.note_infer(0.025)
     guard.note_infer(0.025)
-    assert not guard.allows()
+    assert not guard.allows
     quick(guard, 200)
-    assert guard.allows()
+    assert guard.allows
     quick(guard, 11, 0.002)
-    assert not guard.allows(), "the median is over the limit"
+    assert not guard.allows, "the median is over the limit"
 
 
 def test_short_interruptions_are_no_reason_to_hand_work_over():
@@ -542,7 +542,7 @@ def test_short_interruptions_are_no_reason_to_hand_work_over():
     for _ in range(50):
         guard.note_infer(0.012)
         quick(guard, 2)
-    assert guard.allows()
+    assert guard.allows
 
 
 @pytest.mark.parametrize("work", ["note_infer", "note_feedback"])
@@ -550,14 +550,14 @@ def test_one_call_that_is_far_too_slow_sends_work_back_at_once(work):
     guard = InlineGuard(0.001)
     quick(guard, 500)
     getattr(guard, work)(0.2)
-    assert not guard.allows()
+    assert not guard.allows
     quick(guard, 19)
-    assert not guard.allows()
+    assert not guard.allows
     quick(guard, 1)
-    assert guard.allows()
+    assert guard.allows
 
 
 def test_a_limit_of_zero_never_allows_it():
     guard = InlineGuard(0.0)
     quick(guard, 100, 0.0001)
-    assert not guard.allows()
+    assert not guard.allows

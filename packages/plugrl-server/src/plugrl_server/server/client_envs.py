@@ -26,6 +26,9 @@ Array = np.ndarray[Any, Any]
 Claim = tuple[bytes, Array, "InferStep"]
 """All environments of one inference: their indices as bytes, their slots, and the inference."""
 
+Ends = tuple[bytes, Array, Array, Array]
+"""Environments as in a claim, their slots, and which of them were terminated and truncated."""
+
 _MOST_KNOWN = 64
 
 
@@ -62,8 +65,10 @@ class ClientEnvs:
         self._was_terminated = np.zeros(0, np.bool_)
         self._was_truncated = np.zeros(0, np.bool_)
         self._known: dict[bytes, Array] = {}
-        # The newest inference; it is written into the columns only if that turns out to be needed.
+        # The newest inference, and how the last frames of its environments ended: written into the
+        # columns only if that turns out to be needed.
         self._last: Claim | None = None
+        self._ends: Ends | None = None
 
     @property
     def chains(self) -> list[int]:
@@ -146,15 +151,28 @@ class ClientEnvs:
             Per inference: the version of the policy that acted, and the frames.
         """
         if claim is not None:
-            _, slots, step = claim
+            key, slots, step = claim
             rows = None if step.is_whole else slice(step.start, step.start + len(slots))
-            parts = [(step.version, self._frames(report, slots, step, rows, None))]
-        else:
-            slots = self._find(report.env_indices)
-            parts = self._sorted_by_step(report, slots)
+            if self._ends is None or self._ends[0] != key:
+                self._settle_ends()
+                self._ends = key, slots, self._was_terminated[slots], self._was_truncated[slots]
+            before = self._ends[2:]
+            parts = [(step.version, self._frames(report, slots, step, rows, None, before))]
+            # Copied: they may be views on a frame of many megabytes.
+            self._ends = key, slots, report.terminated.copy(), report.truncated.copy()
+            return parts
+        self._settle_ends()
+        slots = self._find(report.env_indices)
+        parts = self._sorted_by_step(report, slots)
         self._was_terminated[slots] = report.terminated
         self._was_truncated[slots] = report.truncated
         return parts
+
+    def _settle_ends(self) -> None:
+        """Write how frames ended into the columns."""
+        if self._ends is not None:
+            (_, slots, terminated, truncated), self._ends = self._ends, None
+            self._was_terminated[slots], self._was_truncated[slots] = terminated, truncated
 
     def _sorted_by_step(self, report: Feedback, slots: Array) -> list[tuple[int, FrameBatch]]:
         numbers = self._step[slots]
@@ -163,14 +181,21 @@ class ClientEnvs:
             at = np.flatnonzero(numbers == number)
             step = self._steps[number]
             rows = _as_slice(self._row[slots[at]] + step.start)
-            parts.append((step.version, self._frames(report, slots[at], step, rows, at)))
+            was = self._was_terminated[slots[at]], self._was_truncated[slots[at]]
+            parts.append((step.version, self._frames(report, slots[at], step, rows, at, was)))
             step.rows_left -= len(at)
             if step.rows_left == 0:
                 del self._steps[number]
         return parts
 
-    def _frames(
-        self, report: Feedback, slots: Array, step: InferStep, rows: Any, at: Array | None
+    def _frames(  # what a frame is made of
+        self,
+        report: Feedback,
+        slots: Array,
+        step: InferStep,
+        rows: Any,
+        at: Array | None,
+        was: tuple[Array, Array],
     ) -> FrameBatch:
         """Build the frames at some positions of a feedback; None: all of them."""
         next_obs = report.observation.to_wire()
@@ -189,8 +214,8 @@ class ClientEnvs:
             sampled=step.sampled,
             sampled_rows=rows,
             chains=self._chain[slots],
-            was_terminated=self._was_terminated[slots],
-            was_truncated=self._was_truncated[slots],
+            was_terminated=was[0],
+            was_truncated=was[1],
             next_obs=next_obs,
             rewards=rewards,
             steps=steps,

@@ -104,8 +104,9 @@ class FrameStore:
         # The next buffer may be full already while the learner is busy with the last.
         algorithm = self._algorithm
         is_full = learner_is_busy and algorithm.on_policy and algorithm.should_learn()
+        version, limit = version + learner_is_busy, algorithm.max_staleness
         for report, claim in reports:
-            frames = self._accept(report, claim, version + learner_is_busy, is_full=is_full)
+            frames = self._accept(report, claim, version, limit, is_full=is_full)
             accepted += [(report.layout, part) for part in frames]
         logged: MetricDict = {}
         batches = join_frames(accepted) if self._takes_batches else [f for _, f in accepted]
@@ -118,9 +119,9 @@ class FrameStore:
         return logged
 
     def _accept(
-        self, report: Report, claim: Any, version: int, *, is_full: bool
+        self, report: Report, claim: Any, version: int, limit: int | None, *, is_full: bool
     ) -> list[FrameBatch]:
-        """Turn a report into frames; leave out those of a policy that is too old for `version`."""
+        """Turn a report into frames; leave out those more than `limit` older than `version`."""
         client, feedback, algorithm = report.client, report.feedback, self._algorithm
         if feedback.steps is None and client.knows_steps:
             client.knows_steps = False
@@ -131,7 +132,6 @@ class FrameStore:
         if self._takes_batches and report.episodes:
             algorithm.record_episodes(report.episodes)
         accepted = []
-        limit = algorithm.max_staleness
         for sampled_by, frames in client.envs.report(feedback, claim):
             staleness = version - sampled_by
             self._metrics.staleness.add(staleness)

@@ -89,20 +89,20 @@ class Inference:
         obs = concatenate([request.observation.to_wire() for request in requests])
         action, runtime_state = algorithm.infer(obs)
         sampled = Sampled(obs, runtime_state, algorithm.derive_train_state)
-        rows = sum(len(request.env_indices) for request in requests)
+        rows = sum([len(request.env_indices) for request in requests])
         self._check(action, rows)
         self._known_good = layout
-        by_time = action.swapaxes(0, 1)
+        by_time, version = action.swapaxes(0, 1), algorithm.current_version
+        if len(requests) == 1:
+            return [
+                InferenceResult(
+                    by_time, InferStep(sampled, version, 0, is_whole=True, rows_left=rows)
+                )
+            ]
         results, start = [], 0
         for request in requests:
             n = len(request.env_indices)
-            step = InferStep(
-                sampled=sampled,
-                version=algorithm.current_version,
-                start=start,
-                is_whole=n == rows,
-                rows_left=n,
-            )
+            step = InferStep(sampled, version, start, n == rows, n)
             results.append(InferenceResult(by_time[:, start : start + n], step))
             start += n
         return results

@@ -31,6 +31,7 @@ class InlineGuard:
         limit_s: in seconds; 0 never allows it.
 
     Attributes:
+        allows: whether the next piece of work may run on the event loop.
         infer_s: the recent mean duration of an inference.
     """
 
@@ -40,11 +41,7 @@ class InlineGuard:
         self._calls = 0
         self._slow_share = 0.0
         self._recent: deque[float] = deque(maxlen=_WINDOW)
-        self._allowed = False
-
-    def allows(self) -> bool:
-        """Whether the next piece of work may run on the event loop."""
-        return self._allowed
+        self.allows = False
 
     def note_infer(self, duration_s: float) -> None:
         """Tell how long an inference took."""
@@ -63,9 +60,9 @@ class InlineGuard:
         self._slow_share += _SMOOTHING * (is_slow - self._slow_share)
         if duration_s > _FAR_TOO_SLOW * limit_s:
             self._calls = 0
-        if self._allowed and duration_s <= limit_s:
+        if self.allows and duration_s <= limit_s:
             return  # a call within the limit takes nothing away
-        self._allowed = (
+        self.allows = (
             self._calls >= _TRUSTED_AFTER
             and self._slow_share <= _SLOW_SHARE
             and sorted(self._recent)[len(self._recent) // 2] <= limit_s

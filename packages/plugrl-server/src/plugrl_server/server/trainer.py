@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_INBOX = 65_536
 _WORTH_WAITING_S = 0.0002
-_REPORT_DELAY_S = 0.005
+_REPORT_DELAY_S = 0.02
 _AT_ONCE = BatchRule(deadline_s=0.0)
 
 
@@ -179,15 +179,11 @@ class Trainer:
 
     def infer(self, connection: Connection, request: Infer) -> None:
         """See `Application.infer`."""
-        client = self._clients[connection.serial]
-        client.layout = layout_of_observation(request.observation)
-        asked = Request(
-            session=connection.serial,
-            rows=len(request.env_indices),
-            layout=client.layout,
-            arrived_s=self._clock(),
-            payload=_Ask(client, request),
-        )
+        serial = connection.serial
+        client = self._clients[serial]
+        layout = client.layout = layout_of_observation(request.observation)
+        ask, rows = _Ask(client, request), len(request.env_indices)
+        asked = Request(serial, rows, layout, self._clock(), payload=ask)
         client.counter.requests += 1
         alone, self._last_asker = self._last_asker is client, client
         self._put(asked, at_once=alone or len(self._clients) == 1)
@@ -205,9 +201,8 @@ class Trainer:
                 f"the feedback observes {describe_observation(layout)}, the infer observed "
                 f"{describe_observation(client.layout)}"
             )
-        client.counter.steps += (
-            len(report.env_indices) if report.steps is None else int(report.steps.sum())
-        )
+        steps = report.steps
+        client.counter.steps += len(report.env_indices) if steps is None else sum(steps.tolist())
         episodes = read_episodes(report) if report.info else []
         self._inbox.append(Report(client, report, episodes, layout))
         # Nobody waits for a report, and most are followed by a request at once. They are stored
@@ -251,7 +246,9 @@ class Trainer:
             self._loop.call_soon(self._act_inline)
 
     def _may_inline(self) -> bool:
-        return self._guard.allows() and not (self._control_due or self.holds_clients)
+        if self._control_due or not self._guard.allows:
+            return False
+        return self._learning_since_s is None or self._overlaps
 
     def _act_inline(self) -> None:
         self._inline_scheduled = False
@@ -334,6 +331,8 @@ class Trainer:
 
     def _decide(self, inline: bool) -> Decision:  # noqa: FBT001  # private
         waiting, target = self._waiting, self.config.mini_infer_batch_size
+        if len(waiting) == 1 and inline and target is None:
+            return Decision((waiting[0],), None)
         # Waiting longer for others than a forward pass takes does not pay.
         longest_s = min(self.config.batch_deadline_ms / 1e3, self._guard.infer_s)
         if target is not None:
@@ -343,8 +342,6 @@ class Trainer:
         if longest_s > 0.0:
             rule = BatchRule(deadline_s=longest_s, target_rows=target)
             return decide(waiting, self._sessions(), rule, self._clock())
-        if len(waiting) == 1:
-            return Decision((waiting[0],), None)
         return decide(waiting, {}, _AT_ONCE, self._clock())
 
     def _sessions(self) -> dict[Any, Session]:
