@@ -89,19 +89,17 @@ def train_on_ray(name, folder, *overrides):
 
 
 class Dialler(logging.Handler):
-    """Starts clients when the run's log says where they are waited for; `port` is where."""
+    """Starts clients when the run's log says where they are waited for."""
 
     def __init__(self, make_clients):
         super().__init__()
         self.make_clients = make_clients
         self.clients = []
-        self.port = None
 
     def emit(self, record):
         found = re.search(r"listening for environment clients at \S+:(\d+)", record.getMessage())
-        if found and self.port is None:
-            self.port = int(found[1])
-            self.clients += self.make_clients(self.port)
+        if found and not self.clients:
+            self.clients += self.make_clients(int(found[1]))
             for client in self.clients:
                 client.start()
 

@@ -1,7 +1,10 @@
-"""One policy, seed and environment: in process and over the wire both ways, the same weights."""
+"""One policy, seed and environment: in process, on Ray and over the wire, the same weights."""
+
+import functools
 
 import pytest
 
+SLOW = pytest.mark.slow
 CASES = {
     # Episodes end inside and at the border of rollouts, and observations are normalised.
     "ppo": (
@@ -36,16 +39,41 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def in_process(bridge, tmp_path_factory):
+    """Return what a case ends with in one process."""
+
+    @functools.cache
+    def train(case):
+        name, *overrides = CASES[case]
+        return bridge.train_in_process(name, tmp_path_factory.mktemp(case), *overrides)
+
+    return train
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_in_process_and_over_the_wire_both_ways_end_with_the_same_weights(
-    case, tmp_path, monkeypatch, bridge
+    case, in_process, tmp_path, monkeypatch, bridge
 ):
     name, *overrides = CASES[case]
-    in_process = bridge.train_in_process(name, tmp_path / "one", *overrides)
     remote = bridge.train_remotely(name, tmp_path / "two", monkeypatch, *overrides)
-    bridge.assert_same_weights(in_process, remote)
+    bridge.assert_same_weights(in_process(case), remote)
     served = bridge.train_served(name, tmp_path / "three", *overrides)
-    bridge.assert_same_weights(in_process, served)
+    bridge.assert_same_weights(in_process(case), served)
+
+
+ON_RAY = [case if case in ("ppo", "sac") else pytest.param(case, marks=SLOW) for case in CASES]
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", ON_RAY)
+def test_one_worker_of_each_kind_on_ray_ends_with_the_same_weights(
+    case, in_process, ray_cluster, tmp_path, bridge
+):
+    name, *overrides = CASES[case]
+    on_ray = bridge.train_on_ray(name, tmp_path, *overrides)
+    bridge.assert_same_weights(in_process(case), on_ray)
 
 
 def test_another_seed_gives_other_weights(tmp_path, bridge):

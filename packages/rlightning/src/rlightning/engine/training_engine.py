@@ -80,6 +80,7 @@ class TrainingEngine(BaseEngine):
         self._env_rets: BatchedData[EnvRet] = env_group.first_env_rets
         self._eval_group: EnvGroup | None = None
         self._best_return = -np.inf
+        self._lost_eval_workers = 0
         self.lost_episodes = 0
         """Episodes that ended because the worker that played them died."""
         policy_group.sync_weights()
@@ -184,18 +185,21 @@ class TrainingEngine(BaseEngine):
                 responses = self._act_and_store(ends=False)
                 self._env_rets, _ = self.env_group.step(responses)
                 self.env_steps += self._rows
-                self._count_lost_episodes()
+                self._count_lost_workers()
         if self.buffer.needs_bootstrap_response:
             with self._exclusive(), self.policy_group.memory_kept():
                 self._act_and_store(ends=True)
 
-    def _count_lost_episodes(self) -> None:
+    def _count_lost_workers(self) -> None:
         """Take note of workers that died; the buffer leaves out what it has of their episodes."""
         lost = self.env_group.take_lost_episodes()
         if lost:
             self.policy_group.forget_episodes(list(lost))
             self.lost_episodes += sum(lost.values())
             self.log({"lost_episodes": self.lost_episodes}, "workers")
+        if self.policy_group.lost_eval_workers > self._lost_eval_workers:
+            self._lost_eval_workers = self.policy_group.lost_eval_workers
+            self.log({"lost_eval_workers": self._lost_eval_workers}, "workers")
 
     def _act_and_store(self, *, ends: bool) -> BatchedData[PolicyResponse]:
         env_rets = self._env_rets

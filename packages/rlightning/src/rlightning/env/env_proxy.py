@@ -7,6 +7,7 @@ counted. Knows nothing about what carries calls to the worker.
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
     from rlightning.types import EnvMeta, EnvRet
 
 __all__ = ["EnvProxy", "make_env"]
+
+_WHERE_LOST: dict[str, Any] = {
+    "get_env_stats": {},
+    "get_state": None,
+    "apply_evaluate_cfg": None,
+    "restore_evaluate_cfg": None,
+    "finish_rollout": None,
+    "offload": None,
+    "reload": None,
+    "print_timing_summary": None,
+}
+"""What calls between steps return of a worker that has died; the next step starts it again."""
 
 
 def make_env(
@@ -82,6 +95,8 @@ class EnvProxy(Proxy):
         self.purpose = purpose
         self.num_envs = config.num_envs
         self.max_episode_steps = config.max_episode_steps
+        self.has_test_set = False
+        """Whether the worker has other tasks for testing; known after `init`."""
         self.lost_episodes = 0
         """How many episodes were lost since `take_lost_episodes` was last asked."""
         self._supervised = spawn(
@@ -94,11 +109,6 @@ class EnvProxy(Proxy):
         self._evaluates = False
         self._seed: int | None = None
         self._reset_options: dict[str, Any] = {}
-
-    @property
-    def has_test_set(self) -> bool:
-        """Whether the worker has other tasks for testing."""
-        return bool(self._call("__getattribute__", "has_test_set"))
 
     @property
     def address(self) -> str:
@@ -121,18 +131,27 @@ class EnvProxy(Proxy):
     def init(self) -> EnvMeta:
         """Prepare the worker for the first reset; return the spaces of one row."""
         meta: EnvMeta = self._call("init")
+        self.has_test_set = bool(self._read("has_test_set"))
         self._started = True
         return meta
 
     def apply_evaluate_cfg(self) -> None:
         """Switch to the settings of evaluation."""
-        self._call("apply_evaluate_cfg")
         self._evaluates = True
+        self._call("apply_evaluate_cfg")
 
     def restore_evaluate_cfg(self) -> None:
         """Switch back to the settings of training."""
-        self._call("restore_evaluate_cfg")
         self._evaluates = False
+        self._call("restore_evaluate_cfg")
+
+    def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super()._call(method, *args, **kwargs)
+        except WorkerLostError:
+            if method not in _WHERE_LOST:
+                raise
+            return copy.copy(_WHERE_LOST[method])
 
     def begin_reset(self, *args: Any, **kwargs: Any) -> None:
         """Begin what `_reset` returns."""

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, final
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+    GetTimeoutError,
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
 from ray.util import get_node_ip_address
 from ray.util.placement_group import (
     PlacementGroup,
@@ -47,6 +56,15 @@ if TYPE_CHECKING:
 __all__ = ["RayRuntime"]
 
 _log = get_logger("runtime.ray")
+_DEATHS = (
+    RayActorError,
+    OutOfMemoryError,
+    NodeDiedError,
+    WorkerCrashedError,
+    LocalRayletDiedError,
+    ObjectLostError,
+)
+"""What Ray raises where a worker is gone, or its answer with its node."""
 _CONNECT_S = 30.0
 _REASON_S = 10.0
 """Longest wait for Ray to notice and explain a death that we have seen."""
@@ -418,7 +436,7 @@ class _RayHandle(Handle):
                 ray.get(waiting, timeout=_REASON_S)
             except RayError as found:
                 error = found
-        return _why(error)
+        return _why(error, self.pid)
 
     def stop(self) -> None:
         """End the worker's process."""
@@ -447,11 +465,11 @@ def _log_metrics(values: dict[str, Any], step: int | None) -> None:
         get_metrics_logger().log({key: value}, step=step, prefix=prefix or None)
 
 
-def _why(error: Exception | None) -> str:
-    """Return in a few words why Ray says an actor died."""
+def _why(error: Exception | None, pid: int) -> str:
+    """Return in a few words why Ray says an actor died; `pid` was its process."""
     text = str(error) if error is not None else ""
-    if "running low on memory" in text:  # what Ray's own monitor says; a kernel says nothing
-        return "it was killed because its node ran out of memory"
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
+        return _out_of_memory(text, pid)  # Ray's own monitor says so; a kernel says nothing
     if re.search(r"node.{0,80}(died|dead|removed|terminated)", text, re.IGNORECASE):
         return "its node left the cluster"
     if error is None:
@@ -463,6 +481,17 @@ def _why(error: Exception | None) -> str:
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
+
+
+def _out_of_memory(text: str, pid: int) -> str:
+    node = re.search(r"was ([\d.]+ ?\w+) used / ([\d.]+ ?\w+) limit", text)
+    own = re.search(rf"pid={pid}, actual memory used=([\d.]+ ?\w+)", text)
+    on_node = f" ({node[1]} of {node[2]} used)" if node else ""
+    of_worker = f"; it held {own[1]} itself" if own else ""
+    return (
+        f"it was killed because its node ran out of memory{on_node}{of_worker}. Start fewer or "
+        "smaller workers, or add memory"
+    )
 
 
 @final
@@ -529,7 +558,7 @@ class _RayFuture(Future):
             except GetTimeoutError:
                 self._error = self._handle.expire(self._method, self._limit_s)
                 raise self._error from None
-            except RayActorError as error:
+            except _DEATHS as error:
                 self._error = self._handle.lose(error)
                 raise self._error from None
             self._ref = None
