@@ -5,8 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
+from rlightning.build import build_data_buffer
+from rlightning.config import BufferConfig
 from rlightning.datasets import (
     Episode,
     Fit,
@@ -18,9 +21,11 @@ from rlightning.datasets import (
 )
 from rlightning.datasets.space_json import space_from_json, space_to_json
 from rlightning.errors import ConfigError, ContractError
+from rlightning.types import EnvMeta
 
 pytest.importorskip("h5py")
 pytest.importorskip("pyarrow")
+pytest.importorskip("PIL")
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 BOX = spaces.Box(-2, 2, (2,), np.float32)
@@ -303,8 +308,148 @@ def test_a_dataset_from_elsewhere_ends_with_success_or_is_cut_off(tmp_path):
     assert len(second.transitions()["action"]) == 1
     assert first.rewards.tolist() == [0.0, 0.0]
     camera = spaces.Dict({"images": spaces.Dict({"top": spaces.Box(0, 255, (4, 4, 3), np.uint8)})})
-    with pytest.raises(ConfigError, match=r"observation\.images\.top are pictures"):
+    with pytest.raises(ConfigError, match=r"top are videos, which are not read.*use_videos=False"):
         Fit(dataset, camera, spaces.Box(-1, 1, (1,)))
+
+
+# ---- pictures --------------------------------------------------------------------------------
+
+SEEN = spaces.Dict(
+    {
+        "images": spaces.Dict(
+            {
+                "top": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+                "depth": spaces.Box(0, 255, (3, 2, 1), np.uint8),
+            }
+        ),
+        "state": VECTOR,
+    }
+)
+FILMED = [episode(4, space=SEEN, terminated=True, seed=1), episode(2, space=SEEN, seed=2)]
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_lerobot_gives_back_pictures_to_the_pixel(tmp_path, version):
+    write_lerobot(tmp_path, FILMED, fps=10, task="look", version=version)
+    dataset = open_dataset(tmp_path)
+    assert dataset.left_out == []
+    for found, expected in zip(dataset, FILMED, strict=True):
+        for name in ("top", "depth"):
+            same(found.observations["images"][name], expected.observations["images"][name][:-1])
+        same(found.observations["state"], expected.observations["state"][:-1])
+
+
+def test_pictures_are_laid_out_as_lerobot_does(tmp_path):
+    import pyarrow.parquet as parquet
+
+    write_lerobot(tmp_path, FILMED, fps=10, task="look")
+    info = json.loads((tmp_path / "meta" / "info.json").read_text())
+    assert info["features"]["observation.images.top"] == {
+        "dtype": "image",
+        "shape": [4, 5, 3],
+        "names": ["height", "width", "channels"],
+    }
+    table = parquet.read_table(tmp_path / "data" / "chunk-000" / "file-000.parquet")
+    cell = table["observation.images.top"][0].as_py()
+    assert cell.keys() == {"bytes", "path"}
+    assert cell["bytes"].startswith(b"\x89PNG")
+    stats = json.loads((tmp_path / "meta" / "stats.json").read_text())["observation.images.top"]
+    pixels = np.concatenate([one.observations["images"]["top"][:-1] for one in FILMED]) / 255
+    np.testing.assert_allclose(np.ravel(stats["mean"]), pixels.mean((0, 1, 2)))
+    np.testing.assert_allclose(np.ravel(stats["std"]), pixels.std((0, 1, 2)))
+    assert (np.shape(stats["min"]), stats["count"]) == ((3, 1, 1), [6])
+
+
+def without_cells(tmp_path, cells):
+    """Put pictures into files, and `cells` (None: no column) where they were."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    name = "observation.images.top"
+    write_lerobot(tmp_path, FILMED[1:], fps=10, task="look")
+    file = tmp_path / "data" / "chunk-000" / "file-000.parquet"
+    table = parquet.read_table(file)
+    folder = tmp_path / "images" / name / "episode_000000"
+    folder.mkdir(parents=True)
+    for number, cell in enumerate(table[name].to_pylist()):
+        (folder / f"frame_{number:06d}.png").write_bytes(cell["bytes"])
+    at = table.column_names.index(name)
+    table = table.remove_column(at)
+    if cells is not None:
+        table = table.add_column(at, name, arrow.array(cells))
+    parquet.write_table(table, file)
+    return LeRobotDataset(tmp_path)
+
+
+FOLDER = "images/observation.images.top/episode_000000"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        None,
+        [f"{FOLDER}/frame_000000.png", f"{FOLDER}/frame_000001.png"],
+        [{"bytes": None, "path": f"frame_{n:06d}.png"} for n in range(2)],
+    ],
+    ids=["no column", "paths", "names"],
+)
+def test_pictures_may_be_files(tmp_path, cells):
+    (found,) = without_cells(tmp_path, cells)
+    same(found.observations["images"]["top"], FILMED[1].observations["images"]["top"][:-1])
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (["a.png", "b.png"], "frame 0: the picture 'a.png' is neither in its cell nor a file in"),
+        ([b"no", b"picture"], "episode 0: observation.images.top, frame 0: .* cannot be read"),
+    ],
+    ids=["no file", "no picture"],
+)
+def test_a_picture_that_is_not_there_is_named(tmp_path, cells, message):
+    with pytest.raises(ContractError, match=message):
+        list(without_cells(tmp_path, cells))
+
+
+def test_a_picture_of_another_size_than_was_said_is_refused(tmp_path):
+    write_lerobot(tmp_path, FILMED, fps=10, task="look")
+    file = tmp_path / "meta" / "info.json"
+    info = json.loads(file.read_text())
+    info["features"]["observation.images.top"]["shape"] = [3, 9, 9]  # channels may come first
+    file.write_text(json.dumps(info))
+    dataset = LeRobotDataset(tmp_path)
+    assert dataset.observation_fields["images", "top"].shape == (9, 9, 3)
+    with pytest.raises(ContractError, match=r"a picture of \[4, 5, 3\].*says \[9, 9, 3\]"):
+        list(dataset)
+
+
+def test_cameras_fit_by_their_own_name_and_others_are_not_even_decoded(tmp_path, monkeypatch):
+    write_lerobot(tmp_path, FILMED, fps=10, task="look")
+    wanted = spaces.Dict({"top": SEEN["images"]["top"], "state": VECTOR})
+    decoded = []
+    monkeypatch.setattr(
+        "rlightning.datasets.lerobot.decode",
+        lambda cell, field: decoded.append(field) or np.zeros(field.shape, np.uint8),
+    )
+    one = next(iter(Fit(open_dataset(tmp_path), wanted, BOX)))
+    assert {key: leaf.shape for key, leaf in one.observations.items()} == {
+        "top": (4, 4, 5, 3),
+        "state": (4, 3),
+    }
+    assert {field.shape for field in decoded} == {(4, 5, 3)}
+
+
+def test_a_policy_learns_from_pictures_of_a_dataset(tmp_path):
+    only = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    write_lerobot(tmp_path, [episode(5, space=only, truncated=True)], fps=10, task="look")
+    config = BufferConfig.from_dict(
+        {"type": "DatasetBuffer", "capacity": 8, "dataset": str(tmp_path)}
+    )
+    buffer = build_data_buffer("DatasetBuffer", config, seed=0)
+    buffer.init([EnvMeta("e-0", BOX, only, 1)], ["e-0"])
+    (batch,) = buffer.sample(4)
+    assert batch["observation"].dtype == torch.uint8
+    assert batch["observation"].shape == (4, 8, 8, 3)
 
 
 # ---- what fits an environment ----------------------------------------------------------------

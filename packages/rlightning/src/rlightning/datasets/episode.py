@@ -12,7 +12,7 @@ from rlightning.errors import ContractError
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 __all__ = ["Dataset", "Episode", "Field", "leaves", "map_tree"]
 
@@ -139,6 +139,11 @@ class Dataset(ABC):
     @abstractmethod
     def __iter__(self) -> Iterator[Episode]:
         """Read one episode after the other."""
+
+    def reading(self, paths: Collection[tuple[str, ...]]) -> Iterator[Episode]:
+        """Read one episode after the other; of the observations at least those at `paths`."""
+        del paths
+        return iter(self)
 
 
 def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -41,9 +41,9 @@ def space_fields(space: spaces.Space[Any], path: _Path = ()) -> Iterator[tuple[_
 class Fit:
     """A dataset seen with an environment's eyes.
 
-    Observations are matched by name (``observation.state`` of a LeRobot dataset is ``state``); the
-    only one of a dataset also fits an environment whose observation has no name. What the
-    environment does not have is left out.
+    Observations are matched by name (``observation.state`` of a LeRobot dataset is ``state``, and
+    ``observation.images.top`` also ``top``); the only one of a dataset also fits an environment
+    whose observation has no name. What the environment does not have is left out.
 
     Args:
         dataset: the episodes.
@@ -68,7 +68,7 @@ class Fit:
         self._check_actions()
 
     def __iter__(self) -> Iterator[Episode]:
-        for number, episode in enumerate(self.dataset):
+        for number, episode in enumerate(self.dataset.reading(set(self._source.values()))):
             found = dict(leaves(episode.observations))
             arrays = {
                 path: np.asarray(found[self._source[path]]).astype(field.dtype, copy=False)
@@ -84,7 +84,7 @@ class Fit:
 
     def _match(self) -> dict[_Path, _Path]:
         have, wanted = self.dataset.observation_fields, self._wanted
-        source = {path: path for path in wanted}
+        source = {path: _camera(path, have) for path in wanted}
         if len(have) == len(wanted) == 1 and (() in have or () in wanted):
             source = dict(zip(wanted, have, strict=True))
         wrong = [
@@ -99,7 +99,7 @@ class Fit:
             raise ConfigError(
                 f"the environment observes {self._observation_space}; the dataset "
                 f"{self.dataset.path} has no fitting {', '.join(wrong)}: its observations are "
-                f"{listed or 'none that are numbers'}{_pictures(self.dataset)}"
+                f"{listed or 'none that are numbers'}{_videos(self.dataset)}"
             )
         return source
 
@@ -129,9 +129,20 @@ class Fit:
         return np.asarray(actions).astype(space.dtype, copy=False)
 
 
-def _pictures(dataset: Dataset) -> str:
+def _camera(path: _Path, have: dict[_Path, Field]) -> _Path:
+    """Return where a dataset keeps an observation; cameras may be together in ``images``."""
+    among_images = ("images", *path)
+    return among_images if path not in have and among_images in have else path
+
+
+def _videos(dataset: Dataset) -> str:
     left_out = getattr(dataset, "left_out", [])
-    return f"; {', '.join(left_out)} are pictures, which are not read" if left_out else ""
+    if not left_out:
+        return ""
+    return (
+        f"; {', '.join(left_out)} are videos, which are not read: record or convert the dataset "
+        "with pictures instead (LeRobot: use_videos=False)"
+    )
 
 
 def _nested(space: spaces.Space[Any], arrays: dict[_Path, Any], path: _Path = ()) -> Any:

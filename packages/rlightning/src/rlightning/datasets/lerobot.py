@@ -6,7 +6,10 @@ has frames, see `Episode.transitions`.
 
 Ends are read from ``next.terminated`` and ``next.truncated`` where a dataset has them (those
 written here do), else from ``next.success`` at the last frame; an episode without either was cut
-off. Features that are images or videos are left out.
+off.
+
+Images are PNG in the cells of a column, or files that the cells or LeRobot's layout
+(``images/<feature>/episode_<n>/frame_<n>.png``) name. Videos are left out.
 """
 
 from __future__ import annotations
@@ -19,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlightning.datasets.episode import Dataset, Episode, Field, leaves
+from rlightning.datasets.pictures import decode, encode, is_picture, picture_field, read_cell
 from rlightning.datasets.requirements import require
 from rlightning.errors import ConfigError, ContractError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 __all__ = ["LeRobotDataset", "write_lerobot"]
 
 _OBSERVATION, _STATE, _ACTION = "observation.", "observation.state", "action"
-_PICTURES = ("image", "video")
+_IMAGE, _VIDEO = "image", "video"
 _CHUNK = 1000
 _DATA_PATHS = {
     "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
@@ -51,7 +55,7 @@ class LeRobotDataset(Dataset):
 
     Attributes:
         info: what ``meta/info.json`` says.
-        left_out: names of observations that are images or videos.
+        left_out: names of observations that are videos.
 
     Raises:
         ConfigError: there is none, of an unknown version, without numeric actions, or pyarrow is
@@ -72,7 +76,7 @@ class LeRobotDataset(Dataset):
             raise ConfigError(f"{self.path} has no feature 'action', only {', '.join(features)}")
         self.action_field = _field(features[_ACTION])
         names = [name for name in features if name.startswith(_OBSERVATION)]
-        self.left_out = [n for n in names if features[n]["dtype"] in _PICTURES]
+        self.left_out = [n for n in names if features[n]["dtype"] == _VIDEO]
         self._observations = {
             tuple(name.removeprefix(_OBSERVATION).split(".")): name
             for name in names
@@ -90,26 +94,32 @@ class LeRobotDataset(Dataset):
         return (path / "meta" / "info.json").exists()
 
     def __iter__(self) -> Iterator[Episode]:
-        for frames in self._tables():
+        return self.reading(self._observations)
+
+    def reading(self, paths: Collection[tuple[str, ...]]) -> Iterator[Episode]:
+        """Read one episode after the other; see `Dataset.reading`. Decodes no other pictures."""
+        wanted = {path: name for path, name in self._observations.items() if path in paths}
+        for frames in self._tables(list(wanted.values())):
             number = int(frames["episode_index"][0].as_py())
             try:
-                yield self._episode(frames)
+                yield self._episode(frames, wanted)
             except ContractError as error:
                 raise ContractError(f"{self.path}, episode {number}: {error}") from error
 
-    def _tables(self) -> Iterator[Any]:
+    def _tables(self, observations: list[str]) -> Iterator[Any]:
         """Yield one table of frames per episode; no more than one row group is in memory."""
         files = sorted((self.path / "data").glob("**/*.parquet"))
         if not files:
             raise ConfigError(f"{self.path} has no parquet file under data/")
-        columns = [*self._observations.values(), _ACTION, "episode_index"]
+        columns = [*observations, _ACTION, "episode_index"]
         columns += [name for name in self.info["features"] if name.startswith("next.")]
         arrow = require("pyarrow", "LeRobot")
         open_part: Any = None  # an episode may go on in the next row group, or file
         for file in files:
             with self._parquet.ParquetFile(file) as source:
+                there = [name for name in columns if name in source.schema_arrow.names]
                 for group in range(source.num_row_groups):
-                    table = source.read_row_group(group, columns=columns)
+                    table = source.read_row_group(group, columns=there)
                     if open_part is not None:
                         table = arrow.concat_tables([open_part, table])
                     numbers = table["episode_index"].to_numpy()
@@ -121,11 +131,13 @@ class LeRobotDataset(Dataset):
         if open_part is not None and len(open_part):
             yield open_part
 
-    def _episode(self, frames: Any) -> Episode:
+    def _episode(self, frames: Any, wanted: Mapping[tuple[str, ...], str]) -> Episode:
         features, steps = self.info["features"], len(frames)
 
         def column(name: str) -> np.ndarray[Any, Any]:
             field = _field(features[name])
+            if features[name]["dtype"] == _IMAGE:
+                return self._pictures(name, field, frames)
             flat = frames[name].combine_chunks()
             while hasattr(flat, "flatten") and hasattr(flat.type, "value_type"):
                 flat = flat.flatten()
@@ -149,12 +161,28 @@ class LeRobotDataset(Dataset):
         if "next.reward" in features:
             rewards = column("next.reward").reshape(steps)
         observations: Any = {}
-        for path, name in self._observations.items():
+        for path, name in wanted.items():
             below = observations
             for key in path[:-1]:
                 below = below.setdefault(key, {})
             below[path[-1]] = column(name)
         return Episode(observations, column(_ACTION), rewards, terminated, flags("next.truncated"))
+
+    def _pictures(self, name: str, field: Field, frames: Any) -> np.ndarray[Any, Any]:
+        """Return the pictures of an episode, ``[T, h, w, c]``."""
+        number = int(frames["episode_index"][0].as_py())
+        folder = self.path / "images" / name / f"episode_{number:06d}"
+        if name in frames.column_names:
+            cells = frames[name].to_pylist()
+        else:
+            cells = [f"frame_{frame:06d}.png" for frame in range(len(frames))]
+        pictures = np.empty((len(cells), *field.shape), np.uint8)
+        for frame, cell in enumerate(cells):
+            try:
+                pictures[frame] = decode(read_cell(cell, (self.path, folder)), field)
+            except ContractError as error:
+                raise ContractError(f"{name}, frame {frame}: {error}") from error
+        return pictures
 
 
 def write_lerobot(
@@ -171,7 +199,8 @@ def write_lerobot(
     Args:
         path: a new folder.
         episodes: observations become ``observation.state`` where they are one array, else
-            ``observation.<name>``. The observation after the last action is not kept.
+            ``observation.<name>``; uint8 arrays ``[T, h, w, c]`` become pictures, and a single one
+            ``observation.image``. The observation after the last action is not kept.
         fps: control steps per second.
         task: what was to be done, in words.
         version: ``v2.1``, one file per episode, or ``v3.0``, many episodes per file.
@@ -207,10 +236,11 @@ class _Writer:
     def add(self, episode: Episode) -> None:
         """Write the frames of one episode."""
         steps, number = len(episode), len(self._lengths)
-        arrays = {
-            f"{_OBSERVATION}{'.'.join(path) or 'state'}": np.asarray(leaf)[:steps]
-            for path, leaf in leaves(episode.observations)
-        }
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        for path, leaf in leaves(episode.observations):
+            array = np.asarray(leaf)[:steps]
+            only = "image" if is_picture(Field(array.shape[1:], array.dtype)) else "state"
+            arrays[f"{_OBSERVATION}{'.'.join(path) or only}"] = array
         arrays[_ACTION] = np.asarray(episode.actions)
         arrays |= {
             "next.reward": episode.rewards,
@@ -243,6 +273,10 @@ class _Writer:
     def _column(self, array: np.ndarray[Any, Any]) -> Any:
         if array.ndim == 1:
             return self._arrow.array(array)
+        if is_picture(Field(array.shape[1:], array.dtype)):
+            cells = [{"bytes": png, "path": None} for png in encode(array)]
+            kinds = {"bytes": self._arrow.binary(), "path": self._arrow.string()}
+            return self._arrow.array(cells, self._arrow.struct(list(kinds.items())))
         column = self._arrow.array(np.ascontiguousarray(array).reshape(-1))
         for size in reversed(array.shape[1:]):
             column = self._arrow.FixedSizeListArray.from_arrays(column, int(size))
@@ -270,10 +304,7 @@ class _Writer:
         meta = self._root / "meta"
         meta.mkdir(parents=True, exist_ok=True)
         n_episodes = len(self._lengths)
-        features = {
-            name: {"dtype": str(field.dtype), "shape": list(field.shape), "names": None}
-            for name, field in self._fields.items()
-        }
+        features = {name: _feature(field) for name, field in self._fields.items()}
         features |= {
             name: {"dtype": dtype, "shape": [1], "names": None}
             for name, dtype in _FRAME_FEATURES.items()
@@ -323,9 +354,18 @@ class _Writer:
 
 
 def _field(feature: dict[str, Any]) -> Field:
-    """Return a feature's shape and dtype; pictures have none that is read."""
-    dtype = feature["dtype"]
-    return Field(tuple(feature["shape"]), np.dtype("uint8" if dtype in _PICTURES else dtype))
+    """Return a feature's shape and dtype."""
+    if feature["dtype"] == _IMAGE:
+        return picture_field(feature["shape"])
+    return Field(tuple(feature["shape"]), np.dtype(feature["dtype"]))
+
+
+def _feature(field: Field) -> dict[str, Any]:
+    """Describe a feature in ``meta/info.json``."""
+    if is_picture(field):
+        names = ["height", "width", "channels"]
+        return {"dtype": _IMAGE, "shape": list(field.shape), "names": names}
+    return {"dtype": str(field.dtype), "shape": list(field.shape), "names": None}
 
 
 def _listed(fields: dict[str, Field]) -> str:
@@ -333,20 +373,23 @@ def _listed(fields: dict[str, Field]) -> str:
 
 
 def _statistics(array: np.ndarray[Any, Any]) -> dict[str, Any]:
-    rows = array.reshape(len(array), -1).astype(np.float64)
-    return {
-        "min": rows.min(0),
-        "max": rows.max(0),
-        "mean": rows.mean(0),
-        "std": rows.std(0),
-        "count": np.array([len(rows)]),
+    """Return statistics of each number; of pictures, of each channel's brightness from 0 to 1."""
+    rows = array.reshape(len(array), -1)
+    shape: tuple[int, ...] = (-1,)
+    if is_picture(Field(array.shape[1:], array.dtype)):
+        rows, shape = array.reshape(-1, array.shape[-1]) / 255.0, (-1, 1, 1)
+    rows = rows.astype(np.float64)
+    found = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    return {name: value.reshape(shape) for name, value in found.items()} | {
+        "count": np.array([len(array)])
     }
 
 
 def _merge(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the statistics of all rows from those of parts."""
-    count = np.array([part["count"][0] for part in parts], np.float64)[:, None]
     means = np.stack([part["mean"] for part in parts])
+    count = np.array([part["count"][0] for part in parts], np.float64)
+    count = count.reshape(-1, *[1] * (means.ndim - 1))
     mean = (means * count).sum(0) / count.sum()
     variances = np.stack([part["std"] for part in parts]) ** 2 + (means - mean) ** 2
     return {
