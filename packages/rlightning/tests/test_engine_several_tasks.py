@@ -347,6 +347,15 @@ def test_saved_policies_are_measured_per_task_and_shown_in_the_one_asked_for(tmp
     assert "wrong" in capsys.readouterr().err
 
 
+def test_a_run_ends_with_a_line_per_task(tmp_path, capsys):
+    path = tmp_path / "two.yaml"
+    path.write_text(configuration(tmp_path, TWO, multitask=PADDED).to_yaml(), encoding="utf-8")
+    main(["train", str(path), "train.max_epochs=1"])
+    shown = capsys.readouterr().err
+    assert "mean return, left" in shown
+    assert "mean return, right" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_shipped_configuration_learns_both_tasks(tmp_path):

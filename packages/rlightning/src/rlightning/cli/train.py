@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ _MEASURES = (
     ("mean length", "eval/episode_length", 1),
     ("success", "eval/success", 2),
 )
+_OF_A_TASK = re.compile("eval/([^/]+)/episode_return")
 
 
 def find_config(name: str) -> tuple[pathlib.Path, str]:
@@ -75,8 +77,11 @@ def _print_summary(config: MainConfig, name: str) -> None:
     latest: dict[str, float] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
         latest |= row
-    table = Table("measured", "value", title=f"{config.env[0].task}, {config.policy.type}")
-    for label, key, digits in _MEASURES:
+    made = ", ".join(dict.fromkeys(entry.task for entry in config.env))
+    table = Table("measured", "value", title=f"{made}, {config.policy.type}")
+    found = filter(None, map(_OF_A_TASK.fullmatch, latest))
+    tasks = [(f"mean return, {match[1]}", match[0], 1) for match in found]
+    for label, key, digits in (*_MEASURES, *tasks):
         if key in latest:
             table.add_row(label, f"{latest[key]:,.{digits}f}")
     console.print(table)
