@@ -111,12 +111,14 @@ class Hand:
         return None
 
 
-async def listen_websockets(make_answer):
+async def listen_websockets(make_answer, greeting=None):
     """The same library, used directly."""
     from websockets.asyncio.server import serve
 
     async def handle(connection):
         answer = make_answer()
+        if greeting is not None:
+            await connection.send(greeting)
         async for frame in connection:
             reply = answer(frame)
             if reply is not None:
@@ -126,12 +128,14 @@ async def listen_websockets(make_answer):
     return server, server.sockets[0].getsockname()[1]
 
 
-async def listen_picows(make_answer):
+async def listen_picows(make_answer, greeting=None):
     import picows
 
     class Listener(picows.WSListener):
         def on_ws_connected(self, transport):
             self.answer = make_answer()
+            if greeting is not None:
+                transport.send(picows.WSMsgType.BINARY, greeting)
 
         def on_ws_frame(self, transport, frame):
             if frame.msg_type == picows.WSMsgType.CLOSE:

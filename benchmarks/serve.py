@@ -1,8 +1,15 @@
 """What the training server adds to a bare echo of the same bytes over the same library.
 
-A server process (echo or plugrl-server) and this load process exchange ready-made frames: per round
-a feedback without a reply and an infer that is answered. Echo and server take turns, so that a busy
-machine slows both; figures are medians over the turns.
+A server process and this load process exchange ready-made frames: per round a feedback without a
+reply and an infer that is answered. The servers take turns, so that a busy machine slows all;
+figures are medians over the turns.
+
+- ``echo`` is the library used directly, as its documentation shows.
+- ``link`` is an echo over our own link, which goes without the library's queues and parser: what
+  the server adds to *that* is decoding, acting, storing and encoding alone.
+- ``acting`` is ``echo`` with the bare forward pass between reading and answering. The goals add the
+  forward pass as it is in a tight loop; between system calls the same code runs cold.
+- ``server`` is plugrl-server with ``gaussian-policy``.
 
     python benchmarks/serve.py [--quick] [--library websockets|picows]
 """
@@ -10,10 +17,13 @@ machine slows both; figures are medians over the turns.
 import argparse
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -60,28 +70,60 @@ def frames(*, images, envs=1):
 
 def serve_echo(args):
     """Answer every infer with one frame; nothing is decoded."""
-    from plugrl_protocol.links import ServerOptions, choose
+    from echo import listen_picows, listen_websockets
 
     infer, _, action = frames(images=args.images, envs=args.envs)
+    forward = forward_pass(args) if args.role == "acting" else lambda: None
+
+    def answer(frame):
+        if len(frame) != len(infer):
+            return None
+        forward()
+        return action
+
+    async def run():
+        if args.role == "link":
+            server, port = await listen_link(args.library, answer, action)
+        else:
+            listen = listen_picows if args.library == "picows" else listen_websockets
+            server, port = await listen(lambda: answer, greeting=action)
+        print(port, flush=True)
+        await asyncio.Event().wait()
+        del server  # it listened until here
+
+    asyncio.run(run())
+
+
+async def listen_link(library, answer, greeting):
+    """Echo over the link that the server uses."""
+    from plugrl_protocol.links import ServerOptions, choose
 
     class Echo:
         def __init__(self, link):
             self.link = link
-            link.send(action)
+            link.send(greeting)
 
         def frame(self, data):
-            if len(data) == len(infer):
-                self.link.send(action)
+            reply = answer(data)
+            if reply is not None:
+                self.link.send(reply)
 
         def closed(self, close):
             pass
 
-    async def run():
-        links = await choose(args.library).listen(ServerOptions(), Echo)
-        print(links.port, flush=True)
-        await asyncio.Event().wait()
+    links = await choose(library).listen(ServerOptions(), Echo)
+    return links, links.port
 
-    asyncio.run(run())
+
+def forward_pass(args):
+    """Give what runs the policy once on what the load sends."""
+    from plugrl_protocol.codec import decode
+    from plugrl_protocol.messages import parse_infer
+
+    policy = make_algorithm(learns=False).policy
+    infer = parse_infer(decode(frames(images=args.images, envs=args.envs)[0]))
+    obs = infer.observation.to_wire()
+    return lambda: policy.get_action_and_runtime_state(obs)
 
 
 def make_algorithm(*, learns):
@@ -127,6 +169,7 @@ def serve_plugrl(args):
     if args.role == "waiting":
         wait_for_all()
 
+    report = time_stages() if args.role == "stages" else lambda: None
     learns = args.role == "learning"
     WebSocketAgentServer(
         make_algorithm(learns=learns),
@@ -137,6 +180,65 @@ def serve_plugrl(args):
         socket_config=SocketConfig(library=args.library),
         on_listening=lambda server: print(server.port, flush=True),
     ).serve_forever()
+    report()
+
+
+def time_stages():
+    """Time each stage's own work in this process; give what prints microseconds per request."""
+    from asyncio import selector_events
+
+    from plugrl_protocol.endpoint import _Turns
+    from plugrl_protocol.links import websockets_asyncio
+    from plugrl_protocol.server_session import ServerSession
+    from plugrl_server.policy.actor_critic_policy import ActorCriticPolicy
+    from plugrl_server.server.inference import Inference
+    from plugrl_server.server.trainer import Trainer
+
+    transport, link = selector_events._SelectorSocketTransport, websockets_asyncio
+    stages = {
+        "receive": (transport, "_read_ready__data_received"),
+        "find_frames": (link._Connection, "data_received"),
+        "decode": (ServerSession, "receive"),
+        "dispatch": (_Turns, "frame"),
+        "take_infer": (Trainer, "infer"),
+        "take_feedback": (Trainer, "feedback"),
+        "batch": (Trainer, "_act_inline"),
+        "run": (Trainer, "_run"),
+        "collate_and_split": (Inference, "run"),
+        "forward": (ActorCriticPolicy, "get_action_and_runtime_state"),
+        "encode": (ServerSession, "answer"),
+        "frame": (link.WebsocketsServerLink, "send"),
+        "send": (transport, "write"),
+        "store": (Trainer, "_store"),
+    }
+    own_s, inner_s = dict.fromkeys(stages, 0.0), threading.local()
+    requests = itertools.count()
+
+    def timed(stage, function):
+        def call(*arguments, **more):
+            if stage == "take_infer":
+                next(requests)
+            stack = inner_s.__dict__.setdefault("stack", [])
+            stack.append(0.0)
+            begun_s = time.perf_counter()
+            try:
+                return function(*arguments, **more)
+            finally:
+                taken_s = time.perf_counter() - begun_s
+                own_s[stage] += taken_s - stack.pop()
+                if stack:
+                    stack[-1] += taken_s
+
+        return call
+
+    for stage, (owner, name) in stages.items():
+        setattr(owner, name, timed(stage, getattr(owner, name)))
+
+    def report():
+        n = max(1, next(requests))
+        print(json.dumps({f"{stage}_us": s / n * 1e6 for stage, s in own_s.items()}), flush=True)
+
+    return report
 
 
 @contextlib.contextmanager
@@ -146,6 +248,7 @@ def server(role, args, *, images=0, envs=1):
     command += ["--library", args.library, "--envs", str(envs)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
+        # The server prints its port, and stages what they took when it ends.
         yield process, int(process.stdout.readline())
     finally:
         process.terminate()
@@ -216,35 +319,31 @@ async def many(port, connections, duration_s, *, envs=1):
 # ------------------------------------------------------------------------------------ measurements
 
 
-def forward_us(algorithm, obs, rounds):
+def forward_us(forward, rounds):
     """Median of the bare forward pass and its processor time, microseconds."""
     times, started_s = [], time.process_time()
     for _ in range(rounds):
         begun_s = time.perf_counter()
-        algorithm.policy.get_action_and_runtime_state(obs)
+        forward()
         times.append(time.perf_counter() - begun_s)
     cpu_us = (time.process_time() - started_s) / rounds * 1e6
     return statistics.median(times) * 1e6, cpu_us
 
 
 def latency(args, *, images):
-    """Round trips of one client: echo, server and forward pass in turn."""
-    from plugrl_protocol.codec import decode
-    from plugrl_protocol.messages import parse_infer
-
+    """Round trips of one client: echoes, server and forward pass in turn."""
     turns, rounds = (3, 300) if args.quick else (9, 1500)
-    times = {"echo": [], "server": [], "forward": []}
-    cpu_us = {"echo": 0.0, "server": 0.0, "forward": 0.0}
-    algorithm = make_algorithm(learns=False)
-    obs = parse_infer(decode(frames(images=images)[0])).observation.to_wire()
-    with (
-        server("echo", args, images=images) as (echo, echo_port),
-        server("plugrl", args, images=images) as (ours, port),
-    ):
-        players = {
-            "echo": (echo, Player(echo_port, args, images=images)),
-            "server": (ours, Player(port, args, images=images)),
-        }
+    roles = {"echo": "echo", "link": "link", "acting": "acting", "server": "plugrl"}
+    args.images = images
+    forward = forward_pass(args)
+    times = {name: [] for name in (*roles, "forward")}
+    cpu_us = dict.fromkeys(times, 0.0)
+    with contextlib.ExitStack() as stack:
+        players = {}
+        for name, role in roles.items():
+            process, port = stack.enter_context(server(role, args, images=images))
+            players[name] = process, Player(port, args, images=images)
+            stack.callback(players[name][1].close)
         for _, player in players.values():
             for _ in range(200):
                 player.round_s()
@@ -254,37 +353,65 @@ def latency(args, *, images):
                 taken = [player.round_s() * 1e6 for _ in range(rounds)]
                 cpu_us[name] += (cpu_s(process.pid) - before_s) / (rounds * turns) * 1e6
                 times[name].append(statistics.median(taken))
-            wall, cpu = forward_us(algorithm, obs, rounds // 3)
+            wall, cpu = forward_us(forward, rounds // 3)
             times["forward"].append(wall)
             cpu_us["forward"] += cpu / turns
-        for _, player in players.values():
-            player.close()
     figures = {f"{name}_us": statistics.median(values) for name, values in times.items()}
     figures |= {f"{name}_cpu_us": value for name, value in cpu_us.items()}
-    ratios = [s / (e + f) for e, s, f in zip(*times.values(), strict=True)]
-    cpu_ratio = cpu_us["server"] / (cpu_us["echo"] + cpu_us["forward"])
-    return {**figures, "ratio": statistics.median(ratios), "cpu_ratio": cpu_ratio}
+    turn = [dict(zip(times, values, strict=True)) for values in zip(*times.values(), strict=True)]
+
+    def over(bare):
+        return statistics.median(t["server"] / bare(t) for t in turn)
+
+    return {
+        **figures,
+        "ratio": over(lambda t: t["echo"] + t["forward"]),
+        "ratio_to_link": over(lambda t: t["link"] + t["forward"]),
+        "ratio_to_acting": over(lambda t: t["acting"]),
+        "cpu_ratio": cpu_us["server"] / (cpu_us["echo"] + cpu_us["forward"]),
+    }
 
 
 def throughput(args, connections, *, envs=1):
-    """Requests per second of several connections: echo and server in turn."""
+    """Requests per second of several connections: echoes and server in turn."""
     turns, duration_s = (2, 1.0) if args.quick else (5, 2.0)
-    rates, cores = {"echo": [], "server": []}, {"echo": [], "server": []}
-    with (
-        server("echo", args, envs=envs) as (echo, echo_port),
-        server("plugrl", args, envs=envs) as (ours, port),
-    ):
-        asyncio.run(many(port, connections, 0.5, envs=envs))
+    roles = {"echo": "echo", "link": "link", "server": "plugrl"}
+    rates, cores, load = ({name: [] for name in roles} for _ in range(3))
+    with contextlib.ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(server(role, args, envs=envs)) for name, role in roles.items()
+        }
+        for _, port in servers.values():
+            asyncio.run(many(port, connections, 0.5, envs=envs))
         for _ in range(turns):
-            for name, process, at in (("echo", echo, echo_port), ("server", ours, port)):
-                before, started_s = cpu_s(process.pid), time.perf_counter()
-                rates[name].append(asyncio.run(many(at, connections, duration_s, envs=envs)))
+            for name, (process, port) in servers.items():
+                before, own_s = cpu_s(process.pid), time.process_time()
+                started_s = time.perf_counter()
+                rates[name].append(asyncio.run(many(port, connections, duration_s, envs=envs)))
                 taken_s = time.perf_counter() - started_s
                 cores[name].append((cpu_s(process.pid) - before) / taken_s)
-    figures = {f"{name}_per_s": statistics.median(values) for name, values in rates.items()}
-    figures |= {f"{name}_cores": statistics.median(values) for name, values in cores.items()}
-    ratio = statistics.median(s / e for e, s in zip(*rates.values(), strict=True))
-    return {**figures, "ratio": ratio}
+                load[name].append((time.process_time() - own_s) / taken_s)
+    figures = {}
+    for name in roles:
+        rate, used = statistics.median(rates[name]), statistics.median(cores[name])
+        figures |= {f"{name}_per_s": rate, f"{name}_cores": used}
+        figures[f"{name}_cpu_us"] = used / rate * 1e6 if rate else 0.0
+        figures[f"{name}_load_cores"] = statistics.median(load[name])
+
+    def over(bare):
+        pairs = zip(rates["server"], rates[bare], strict=True)
+        return statistics.median(ours / theirs for ours, theirs in pairs)
+
+    return {**figures, "ratio": over("echo"), "ratio_to_link": over("link")}
+
+
+def stages(args, connections):
+    """Microseconds of a request in the server's process, stage by stage; the clock costs some."""
+    with server("stages", args) as (process, port):
+        asyncio.run(many(port, connections, 1.0 if args.quick else 5.0))
+        process.terminate()
+        lines = process.stdout.read().splitlines()
+    return json.loads(lines[-1])
 
 
 def cpu_s(pid):
@@ -329,11 +456,8 @@ def while_learning(args):
 
     The echo tells what the machine makes a client wait in any case, learner or not.
     """
-    from plugrl_protocol.codec import decode
-    from plugrl_protocol.messages import parse_infer
-
-    obs = parse_infer(decode(frames(images=0)[0])).observation.to_wire()
-    forward_ms = forward_us(make_algorithm(learns=False), obs, 500)[0] / 1e3
+    args.images = 0
+    forward_ms = forward_us(forward_pass(args), 500)[0] / 1e3
     rounds, turns = (1000, 2) if args.quick else (3000, 4)
     taken_ms = {"echo": [], "server": []}
     with server("echo", args) as (_, echo_port), server("learning", args) as (_, port):
@@ -375,6 +499,8 @@ def idle_cpu(args):
 
 FIGURES = {
     "latency": lambda args: latency(args, images=0),
+    "stages_1": lambda args: stages(args, 1),
+    "stages_8": lambda args: stages(args, 8),
     "images": lambda args: latency(args, images=2),
     **{f"connections_{n}": lambda args, n=n: throughput(args, n) for n in CONNECTIONS},
     **{f"connections_{n}x8": lambda args, n=n: throughput(args, n, envs=8) for n in CONNECTIONS},
@@ -420,13 +546,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--library", default="websockets", choices=["websockets", "picows"])
-    roles = ["echo", "plugrl", "learning", "waiting"]
+    roles = ["echo", "link", "acting", "plugrl", "stages", "learning", "waiting"]
     parser.add_argument("--role", choices=roles, help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--envs", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", choices=FIGURES, help="some figures; kept nowhere")
     args = parser.parse_args()
-    if args.role == "echo":
+    if args.role in ("echo", "link", "acting"):
         return serve_echo(args)
     if args.role is not None:
         return serve_plugrl(args)
