@@ -60,7 +60,7 @@ class FittedEnv:
         return self._seen(self._env._step(self._own_action(policy_resp)))  # as above
 
     def _own_action(self, response: PolicyResponse) -> PolicyResponse:
-        if self._fit is None:
+        if self._fit is None or not self._fit.translates:
             return response
         extras = {**response.extras, "action": self._fit.own_action(response.action)}
         return type(response)(response.env_id, **extras)

@@ -166,6 +166,10 @@ class TaskFit:
         task: the position of the environment's task.
         observation_space: the environment's own.
         action_space: the environment's own.
+
+    Attributes:
+        common: what the policy sees.
+        translates: whether actions of the policy are not the environment's own as they are.
     """
 
     def __init__(
@@ -175,16 +179,17 @@ class TaskFit:
         self._task = np.int64(task)
         pads = not same_form(observation_space, common.observation)
         self._width = common.observation.shape[0] if pads else None  # type: ignore[index]
-        self._translates = action_space != common.action_space
+        self.translates = action_space != common.action_space
         self._mask = np.zeros(0, np.int8)
         if common.masks_actions:
             self._mask = np.zeros(_choices(common.action_space), np.int8)
             self._mask[: _choices(action_space)] = 1
         self._start = 0
-        if isinstance(action_space, spaces.Discrete) and self._translates:
-            self._start = int(action_space.start)
         self._scale: Any = None
-        if isinstance(action_space, spaces.Box) and self._translates:
+        if isinstance(action_space, spaces.Discrete) and self.translates:
+            self._start = int(action_space.start)
+            self.translates = self._start != 0
+        elif isinstance(action_space, spaces.Box) and self.translates:
             self._size = int(action_space.shape[0])
             self._scale, self._shift = _stretch(common.action_space, action_space)
 
@@ -204,7 +209,7 @@ class TaskFit:
 
     def own_action(self, action: Any) -> Any:
         """Return the environment's own part of actions ``[..., D]``, or ``[...]`` if Discrete."""
-        if not self._translates:
+        if not self.translates:
             return action
         if self._scale is None:
             return action + self._start
@@ -215,7 +220,7 @@ class TaskFit:
 
     def common_action(self, own: Any) -> Any:
         """Return the policy's form of the environment's own actions; undoes `own_action`."""
-        if not self._translates:
+        if not self.translates:
             return own
         if self._scale is None:
             return np.asarray(own) - self._start
