@@ -141,6 +141,18 @@ def test_workers_and_rows_start_differently_and_the_same_in_every_run():
     assert not np.array_equal(first(1), first(2))
 
 
+def test_an_entry_with_a_seed_of_its_own_starts_the_same_whatever_the_run_s():
+    def first(seed):
+        group = EnvGroup([config("Pendulum-v1"), config("Pendulum-v1", seed=5, num_envs=2)])
+        group.init(seed=seed)
+        return [ret.observation for ret in group.first_env_rets.values()]
+
+    (free, own), (other_free, other_own) = first(1), first(2)
+    assert np.array_equal(own, other_own)
+    assert not np.array_equal(free, other_free)
+    assert not np.array_equal(own[0], own[1])
+
+
 def test_environments_of_an_evaluation_never_start_as_in_training():
     group = EnvGroup([config("Pendulum-v1", num_envs=4, max_episode_steps=9)])
     group.init(seed=1)
