@@ -232,7 +232,7 @@ def test_what_the_fused_step_cannot_do_is_left_to_autograd():
 def test_shipped_configurations_take_the_fused_step_where_it_applies(path):
     shipped = yaml.safe_load(path.read_text())
     policy, train = shipped["policy"], shipped["train"]
-    if policy["type"] == "PPOPolicy":
+    if policy["type"] == "PPOPolicy" and "multitask" not in shipped:
         options = {"model": policy.get("model_cfg"), "optim": policy["optim_cfg"], **train}
         taken, possible = (
             make_group(VECTOR, BOX, **options | changes)[0].train_list[0]._fused is not None

@@ -344,3 +344,14 @@ def test_fields_of_an_env_ret_of_shared_tensors_can_be_set_and_replaced():
     assert (replaced.env_id, replaced.last_reward) == ("b-1", 5.0)
     assert isinstance(replaced.last_truncated, torch.Tensor)
     assert isinstance(moved.numpy().last_truncated, np.ndarray)
+
+
+def test_asking_for_a_key_of_the_info_moves_nothing():
+    zeros = np.zeros(2)
+    shared = EnvRet("a", zeros, zeros, zeros, zeros, {"final_obs": zeros}).to("cpu")
+    assert shared.has_info("final_obs")
+    assert not shared.has_info("_final_obs")
+    assert "info" not in vars(shared)
+    shared.info["_final_obs"] = torch.zeros(2)
+    assert shared.has_info("_final_obs")
+    assert EnvRet("a", 0, info={"x": 1}).has_info("x")

@@ -130,7 +130,7 @@ class Column:
         file: where given, the tensor is a memory map of this new file.
     """
 
-    __slots__ = ("_view", "tensor")
+    __slots__ = ("tensor", "view")
 
     def __init__(
         self,
@@ -148,15 +148,17 @@ class Column:
         else:
             self.tensor = _mapped(file, size, dtype)
         half = dtype == torch.bfloat16
-        self._view = None if half or self.tensor.device.type != "cpu" else self.tensor.numpy()
+        on_cpu = self.tensor.device.type == "cpu"
+        self.view = self.tensor.numpy() if on_cpu and not half else None
+        """The tensor's memory as an array, where there is such a thing."""
 
     def __setitem__(self, row: Any, value: Array) -> None:
         """Set rows; `value` broadcasts to them."""
-        if self._view is None:
+        if self.view is None:
             rows = torch.as_tensor(row) if isinstance(row, np.ndarray) else row
             self.tensor[rows] = torch.as_tensor(value).to(self.tensor)
             return
-        self._view[row] = value if type(value) is np.ndarray else as_numpy(value)
+        self.view[row] = value if type(value) is np.ndarray else as_numpy(value)
 
     def take(self, indices: Indices) -> torch.Tensor:
         """Return the rows at `indices`, copied."""
@@ -167,7 +169,7 @@ class Column:
         shape, device = tuple(self.tensor.shape[1:]), str(self.tensor.device)
         longer = Column(length, shape, self.tensor.dtype, device=device, file=file)
         longer.tensor[: len(self.tensor)] = self.tensor
-        self.tensor, self._view = longer.tensor, longer._view
+        self.tensor, self.view = longer.tensor, longer.view
 
 
 def _mapped(file: pathlib.Path, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -155,7 +155,11 @@ class Segment:
             self._make_room()
             row = self._length
         for column, array in zip(self._writers, arrays, strict=True):
-            column[row] = array
+            view = column.view
+            if view is not None and type(array) is np.ndarray:
+                view[row] = array
+            else:
+                column[row] = array
         if info:
             self._gaps.note(row, info)
             if "_final_obs" in info:

@@ -27,17 +27,18 @@ def check_finite(env_ret: EnvRet, *, num_envs: int, step: int, label: str) -> No
     Raises:
         NonFiniteError: names the tensor, the environment, the row and the step.
     """
-    parts = [("observation", env_ret.observation), ("reward", env_ret.last_reward)]
-    if "final_obs" in env_ret.info:
-        parts.append(("final_obs", env_ret.info["final_obs"]))
-    for name, value in parts:
-        bad = _first_bad(name, value)
-        if bad is not None:
-            where, array = bad
-            source = f"{label} (row {_first_bad_row(array)})" if num_envs > 1 else label
-            error = NonFiniteError(where, source=source, step=step, where="rollout")
-            error.value = array
-            raise error
+    info = env_ret.info
+    bad = _first_bad("observation", env_ret.observation) or _first_bad(
+        "reward", env_ret.last_reward
+    )
+    if bad is None and "final_obs" in info:
+        bad = _first_bad("final_obs", info["final_obs"])
+    if bad is not None:
+        where, array = bad
+        source = f"{label} (row {_first_bad_row(array)})" if num_envs > 1 else label
+        error = NonFiniteError(where, source=source, step=step, where="rollout")
+        error.value = array
+        raise error
 
 
 def _first_bad(name: str, value: Any) -> tuple[str, Any] | None:

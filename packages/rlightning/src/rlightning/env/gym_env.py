@@ -106,8 +106,10 @@ class GymEnv(BaseEnv):
             options: handed to every environment.
         """
         seeds = None if seed is None else plugrl_envs.row_seeds(seed, self.num_envs)
-        with _border(self.label):
+        try:
             observation, info = self.env.reset(seed=seeds, options=options)
+        except _ROW_ERRORS as error:
+            raise _ours(error, self.label) from error
         no = np.zeros(self.num_envs, dtype=np.bool_)
         return self._env_ret(
             observation, np.zeros(self.num_envs, dtype=np.float32), no, no.copy(), info
@@ -121,8 +123,10 @@ class GymEnv(BaseEnv):
             EnvWorkerError: a row raised, hung or died.
         """
         action = self._preprocess_fn(policy_resp)
-        with _border(self.label):
+        try:
             observation, reward, terminated, truncated, info = self.env.step(action)
+        except _ROW_ERRORS as error:
+            raise _ours(error, self.label) from error
         return self._env_ret(observation, reward.astype(np.float32), terminated, truncated, info)
 
     def _env_ret(
@@ -165,22 +169,13 @@ class GymEnv(BaseEnv):
         self.env.close()
 
 
-class _border:  # noqa: N801  # reads as a statement; a generator would cost ten times as much
-    """Turn errors of `plugrl_envs` into ours, with the worker's name."""
+_ROW_ERRORS = (plugrl_envs.InvalidActionError, plugrl_envs.EnvWorkerError)
 
-    __slots__ = ("_label",)
 
-    def __init__(self, label: str) -> None:
-        self._label = label
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, plugrl_envs.InvalidActionError):
-            raise ContractError(f"{self._label}: {error}") from error
-        if isinstance(error, plugrl_envs.EnvWorkerError):
-            raise EnvWorkerError(f"{self._label}: {error}") from error
+def _ours(error: Exception, label: str) -> Exception:
+    """Return our error for one of `_ROW_ERRORS`, with the worker's name."""
+    wrong_action = isinstance(error, plugrl_envs.InvalidActionError)
+    return (ContractError if wrong_action else EnvWorkerError)(f"{label}: {error}")
 
 
 def _only_row(info: dict[str, Any]) -> dict[str, Any]:

@@ -114,6 +114,7 @@ class BasePolicy(nn.Module, ABC):
         self._guard: FiniteGuard | None = None
         self._optimizer_settings: Settings = {}
         self._weights_lock = threading.Lock()
+        self._inference = torch.inference_mode()  # entered under the lock: it is one at a time
 
     # ---- what subclasses implement -------------------------------------------------------------
 
@@ -259,7 +260,7 @@ class BasePolicy(nn.Module, ABC):
     # ---- acting --------------------------------------------------------------------------------
 
     def _rollout(self, env_ret: EnvRet) -> PolicyResponse:
-        with self._weights_lock, torch.inference_mode():
+        with self._weights_lock, self._inference:
             response = self.rollout_step(self._pre_rollout_hook(env_ret))
         return self._post_rollout_hook(env_ret, response)
 
@@ -283,6 +284,15 @@ class BasePolicy(nn.Module, ABC):
         return env_ret.to(self.device)
 
     def _post_rollout_hook(self, env_ret: EnvRet, response: Any) -> PolicyResponse:
+        answers = isinstance(response, PolicyResponse) and response.env_id == env_ret.env_id
+        if not answers or "action" not in response.extras:
+            self._refuse_response(env_ret, response)
+        if self.device != "cpu":
+            response.cpu()
+        answered: PolicyResponse = response.mark_policy_sent()
+        return answered
+
+    def _refuse_response(self, env_ret: EnvRet, response: Any) -> None:
         name = f"{type(self).__name__}.rollout_step"
         if inspect.iscoroutine(response):
             response.close()
@@ -297,12 +307,8 @@ class BasePolicy(nn.Module, ABC):
                 f"{name} answered env_id {response.env_id!r}; expected {env_ret.env_id!r}: "
                 "pass env_id=env_ret.env_id"
             )
-        if "action" not in response.extras:
-            have = ", ".join(response.extras) or "no field"
-            raise ContractError(f"{name} returned {have}; expected a field `action`")
-        if self.device != "cpu":
-            response.cpu()
-        return response.mark_policy_sent()
+        have = ", ".join(response.extras) or "no field"
+        raise ContractError(f"{name} returned {have}; expected a field `action`")
 
     # ---- learning ------------------------------------------------------------------------------
 

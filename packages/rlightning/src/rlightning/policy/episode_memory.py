@@ -107,6 +107,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 def _marked(env_ret: EnvRet, key: str) -> Tensor | None:
     """Return the rows that an environment marks in its info, bool ``[rows]`` on the CPU."""
-    if key not in env_ret.info:
+    if not env_ret.has_info(key):
         return None
     return torch.as_tensor(env_ret.info[key]).cpu().bool().reshape(-1)

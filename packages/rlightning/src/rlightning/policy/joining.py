@@ -73,7 +73,7 @@ def split_rows(response: PolicyResponse, env_rets: Sequence[EnvRet]) -> list[Pol
         ContractError: a field has not one entry per row.
     """
     counts = [rows_of(env_ret) for env_ret in env_rets]
-    total = sum(1 if count is None else count for count in counts)
+    total = sum([1 if count is None else count for count in counts])
     for name, value in response.extras.items():
         shape = value.shape if type(value) is torch.Tensor else None
         if not shape or shape[0] != total:

@@ -11,7 +11,7 @@ tanh MLPs on a CPU, several times faster.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,9 @@ class PPOPolicy(BasePolicy):
     def _network(self) -> ActorCritic:
         """The actor-critic without its data-parallel wrapper."""
         # As `self.actor_critic`, without the search of nn.Module: this is read at every step.
-        return cast("ActorCritic", unwrap(cast("nn.Module", self._modules["actor_critic"])))
+        network: Any = self._modules["actor_critic"]
+        bare: Any = network if isinstance(network, ActorCritic) else unwrap(network)
+        return bare  # type: ignore[no-any-return]  # of another class only inside a wrapper
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class PPOPolicy(BasePolicy):
 
     def _final_value(self, env_ret: EnvRet, like: Tensor) -> Tensor:
         final_value = torch.zeros_like(like)
-        if "_final_obs" in env_ret.info:
+        if env_ret.has_info("_final_obs"):
             rows = env_ret.info["_final_obs"].bool() & env_ret.last_truncated.bool()
             if rows.any():
                 final_obs = take_rows(env_ret.info["final_obs"], rows)

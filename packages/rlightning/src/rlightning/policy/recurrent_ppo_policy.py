@@ -131,7 +131,7 @@ class RecurrentPPOPolicy(PPOPolicy):
 
     def _final_value_after(self, before: Tensor, env_ret: EnvRet, like: Tensor) -> Tensor:
         final_value = torch.zeros_like(like)
-        if "_final_obs" in env_ret.info:
+        if env_ret.has_info("_final_obs"):
             rows = env_ret.info["_final_obs"].bool() & env_ret.last_truncated.bool()
             if rows.any():
                 final_obs = self._normalized(take_rows(env_ret.info["final_obs"], rows))

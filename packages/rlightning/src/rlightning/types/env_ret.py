@@ -84,7 +84,7 @@ class EnvRet:
     def to(self, device: str | torch.device) -> EnvRet:
         """Return a copy whose arrays and tensors are tensors on `device`."""
         move = device_mover(device)
-        if device == "cpu" and type(self) is EnvRet and _is_all_arrays(self):
+        if device == "cpu" and type(self) is EnvRet and self._is_all_arrays():
             return _SharedEnvRet.of(self, move)
         return self._map(move)
 
@@ -112,6 +112,21 @@ class EnvRet:
             self.ts_env_sent_ns,
         )
 
+    def has_info(self, key: str) -> bool:
+        """Return whether `info` has a key; what it holds stays where it is."""
+        return key in self.info
+
+    def _is_all_arrays(self) -> bool:
+        """Return whether everything beside the observation is a plain array."""
+        array, info = np.ndarray, self.info
+        return (
+            type(self.last_reward) is array
+            and type(self.last_terminated) is array
+            and type(self.last_truncated) is array
+            and not self._extra
+            and (not info or {array}.issuperset(map(type, info.values())))
+        )
+
     def mark_env_sent(self) -> EnvRet:
         """Stamp the moment of sending and return self."""
         self.ts_env_sent_ns = time.monotonic_ns()
@@ -123,14 +138,6 @@ class EnvRet:
         return max(0.0, (now_ns - self.ts_env_sent_ns) / 1e9)
 
 
-def _is_all_arrays(env_ret: EnvRet) -> bool:
-    """Return whether everything beside the observation is a plain array."""
-    fields = (env_ret.last_reward, env_ret.last_terminated, env_ret.last_truncated)
-    return not env_ret._extra and all(
-        type(value) is np.ndarray for value in (*fields, *env_ret.info.values())
-    )
-
-
 class _Shared:
     """A field that becomes tensors when it is first read."""
 
@@ -140,8 +147,8 @@ class _Shared:
     def __get__(self, env_ret: Any, owner: type | None = None) -> Any:
         if env_ret is None:
             return self
-        source, move = env_ret._source
-        value = env_ret.__dict__[self._name] = move(source[self._name])
+        value = env_ret._move(env_ret._source[self._name])
+        env_ret.__dict__[self._name] = value
         return value
 
 
@@ -152,6 +159,8 @@ class _SharedEnvRet(EnvRet):
     read. A copy or a pickle of it is a plain `EnvRet`.
     """
 
+    _source: dict[str, Any]
+    _move: Callable[[Any], Any]
     last_reward = _Shared()
     last_terminated = _Shared()
     last_truncated = _Shared()
@@ -161,15 +170,17 @@ class _SharedEnvRet(EnvRet):
     def of(cls, env_ret: EnvRet, move: Callable[[Any], Any]) -> EnvRet:
         """Return `env_ret`, to be moved by `move`."""
         shared = cls.__new__(cls)
-        source = {**env_ret.__dict__, "info": dict(env_ret.info)}
-        shared.__dict__.update(
-            env_id=env_ret.env_id,
-            observation=move(env_ret.observation),
-            _extra={},
-            ts_env_sent_ns=env_ret.ts_env_sent_ns,
-            _source=(source, move),
-        )
+        shared.env_id = env_ret.env_id
+        shared.observation = move(env_ret.observation)
+        shared._extra = {}
+        shared.ts_env_sent_ns = env_ret.ts_env_sent_ns
+        shared._source = {**env_ret.__dict__, "info": dict(env_ret.info)}
+        shared._move = move
         return shared
+
+    def has_info(self, key: str) -> bool:
+        """Return whether `info` has a key; what it holds stays where it is."""
+        return key in self.__dict__.get("info", self._source["info"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         values = tuple(getattr(self, field.name) for field in dataclasses.fields(self))

@@ -94,7 +94,7 @@ class PolicyResponse:
 
     def mark_policy_sent(self) -> PolicyResponse:
         """Stamp the moment of sending and return self."""
-        self.ts_policy_sent_ns = time.monotonic_ns()
+        object.__setattr__(self, "ts_policy_sent_ns", time.monotonic_ns())
         return self
 
     def compute_sent_latency(self, now_ns: int | None = None) -> float:

@@ -17,16 +17,20 @@ class TensorBoardBackend:
     """Writes scalars; the file is flushed with every row, so that a kill loses nothing."""
 
     def __init__(self, options: BackendOptions) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import FileWriter
 
-        self._writer = SummaryWriter(str(options.run_dir / "tensorboard"))
+        self._writer = FileWriter(str(options.run_dir / "tensorboard"))
+        self._summary = Summary
 
     def write(
         self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
     ) -> None:
         """Record `values` at `env_step`."""
-        for key, value in values.items():
-            self._writer.add_scalar(key, value, global_step=env_step)
+        # One event for all: each is handed to a thread, which costs as much as a step of training.
+        summary, scalar = self._summary, self._summary.Value
+        row = summary(value=[scalar(tag=key, simple_value=value) for key, value in values.items()])
+        self._writer.add_summary(row, global_step=env_step)
         self._writer.flush()
 
     def close(self) -> None:
