@@ -8,10 +8,10 @@ from gymnasium import spaces
 
 from plugrl_envs.testing import SpaceEnv
 from rlightning.config import EnvConfig, MultitaskConfig
-from rlightning.env import EnvGroup, EnvMeta
+from rlightning.env import BaseEnv, EnvGroup, EnvMeta
 from rlightning.env.task_spaces import TaskSpaces, same_form, task_names
 from rlightning.errors import ConfigError, UnknownNameError
-from rlightning.types import BatchedData, PolicyResponse
+from rlightning.types import BatchedData, EnvRet, PolicyResponse
 
 SHORT = spaces.Box(-1.0, 1.0, (2,), np.float32)
 LONG = spaces.Box(-3.0, 5.0, (4,), np.float32)
@@ -244,6 +244,39 @@ def test_an_environment_sees_nothing_of_the_padded_part():
     first, second = received(group.env_list[0])
     assert first[0].tolist() == second[0].tolist() == [0.0, 0.0]
     assert received(group.env_list[1])[0][0].tolist() == [0, 0, 0, 0]
+
+
+class Corrected(BaseEnv):
+    """A person does something else than the policy said; then the worker dies and comes back."""
+
+    def get_observation_space(self):
+        return SHORT
+
+    def get_action_space(self):
+        return SHORT
+
+    def reset(self):
+        return EnvRet(self.env_id, np.zeros(2, np.float32), np.float32(0), np.False_, np.False_)
+
+    def step(self, policy_resp):
+        self.got = policy_resp
+        info = {"executed_action": np.array([1.0, -1.0], np.float32), "_lost": np.True_}
+        env_ret = self.reset()
+        env_ret.info = info
+        return env_ret
+
+
+def test_what_a_person_did_is_stored_in_the_policy_s_own_form():
+    config = EnvConfig(name="c", backend=f"{__name__}:Corrected", task="c")
+    config.attach_multitask(MultitaskConfig(pad_spaces=True))
+    group = EnvGroup([config, entry("b", LONG, LONG)])
+    group.init(seed=0)
+    asked = np.array([1.0, 1.0, 4.0, 4.0], np.float32)
+    env_ret = answer(group, [asked, asked])[0]
+    assert group.env_list[0].got.action.tolist() == [0.0, 0.0]
+    assert group.env_list[0].got.value == 7, "other fields are the worker's as they are"
+    assert env_ret.info["executed_action"].tolist() == [5.0, -3.0, 0.0, 0.0]
+    assert env_ret.info["_lost"]
 
 
 def test_evaluation_and_recording_see_what_training_sees():
