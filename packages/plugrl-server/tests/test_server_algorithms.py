@@ -151,6 +151,29 @@ def test_sac_updates_as_often_as_its_ratio_says():
     assert algorithm.skipped_updates == 0
 
 
+def test_sac_tells_how_many_frames_can_be_stored_before_anything_is_due():
+    options = {"learning_starts": 20, "update_every": 7, "save_interval": 33}
+    algorithm = sac(global_steps=100, update_to_data_ratio=0, **options)
+
+    def is_due():
+        return algorithm.should_learn() or algorithm.should_save() or algorithm.should_stop()
+
+    told = []
+    while not algorithm.should_stop():
+        told.append(algorithm.frames_before_control())
+        for _ in range(told[-1]):
+            algorithm.global_step += 1
+            assert not is_due()
+        algorithm.global_step += 1
+        assert is_due()
+        if algorithm.should_learn():
+            algorithm.pre_learn()
+        if algorithm.should_save():
+            algorithm.create_checkpoint()
+    assert told[:5] == [19, 6, 5, 0, 6]
+    assert sum(told) + len(told) == 100
+
+
 # --- numbers --------------------------------------------------------------------------------------
 
 

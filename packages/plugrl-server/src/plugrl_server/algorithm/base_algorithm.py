@@ -378,6 +378,12 @@ class BaseAlgorithm(ABC):
         """
         return 0
 
+    def frames_before_step(self, step: int) -> int:
+        """How many more frames can be stored before `global_step` may be `step`, at least."""
+        # A frame lasts at most as many steps as a chunk is long.
+        longest = max(1, int(getattr(self.policy, "action_horizon", 1)))
+        return (step - self.global_step - 1) // longest
+
     # ---- learning ------------------------------------------------------------------------------
 
     @abstractmethod

@@ -157,11 +157,7 @@ class PPOAlgorithm(BaseAlgorithm):
         """Until the buffer is full, or the run's last frame may be in."""
         room = int(self.config.buffer_size) - len(self.filling) - 1
         total = self.config.global_steps
-        if total is None:
-            return room
-        # A frame lasts at most as many steps as a chunk is long.
-        longest = max(1, int(getattr(self.policy, "action_horizon", 1)))
-        return min(room, (int(total) - self.global_step - 1) // longest)
+        return room if total is None else min(room, self.frames_before_step(int(total)))
 
     def should_learn(self) -> bool:
         """When the buffer is full, or the run's last frames are in."""

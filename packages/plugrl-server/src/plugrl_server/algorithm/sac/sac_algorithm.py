@@ -135,6 +135,15 @@ class SACAlgorithm(BaseAlgorithm):
         """The step of the first update; again later where a run goes on without its transitions."""
         return self._steps_when_empty + int(self.config.learning_starts)
 
+    def frames_before_control(self) -> int:
+        """Until a learn step, a checkpoint or the run's end may be due."""
+        config = self.config
+        learning = max(self._learning_starts, self._steps_at_learn + int(config.update_every))
+        due = [learning, self._last_saved_step + int(config.save_interval)]
+        if config.global_steps is not None:
+            due.append(int(config.global_steps))
+        return self.frames_before_step(min(due))
+
     def should_learn(self) -> bool:
         """Once enough is stored, every ``update_every`` steps."""
         if self.global_step < self._learning_starts:
