@@ -101,6 +101,17 @@ def test_each_engine_runs_to_its_end_and_leaves_no_thread(tmp_path, engine):
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("engine", ["asyncrl", "rsl"])
+def test_a_run_with_debug_says_where_its_time_went(tmp_path, engine):
+    config = config_of(tmp_path, engine, max_epochs=2)
+    config.debug, config.log.level = True, "INFO"
+    engine_of(config).run()
+    log = next(tmp_path.glob("**/run.log")).read_text()
+    table = log[log.index("time by stage") :]
+    for stage in ("rollout", "update_dataset", "train", "sync_weights", "evaluate"):
+        assert stage in table
+
+
 @pytest.mark.parametrize(
     ("policy", "text"),
     [("FailsInTrain", "the learner broke"), ("FailsInRollout", "the actor broke")],
