@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -25,6 +26,8 @@ from rlightning.env import BaseEnv
 from rlightning.errors import ConfigError, EnvWorkerError, PlacementError, WorkerLostError
 from rlightning.policy import BasePolicy
 from rlightning.runtime import open_run
+from rlightning.runtime.base import WorkerSpec
+from rlightning.runtime.host import WorkerSetup
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.logger import close_logger, get_logger, log_metric
 from rlightning.utils.logger.files import read_rows
@@ -484,6 +487,31 @@ def test_the_plan_is_written_and_what_is_missing_is_named(ray_cluster, tmp_path)
     text = (tmp_path / "p" / "n" / "placement.yaml").read_text()
     assert "strategy: default" in text
     assert "the cluster has no GPU" in (tmp_path / "p" / "n" / "run.log").read_text()
+
+
+class Setting:
+    """Holds what it was last told."""
+
+    def __init__(self):
+        self.value = None
+
+    def hold(self, value):
+        self.value = value["number"] if isinstance(value, dict) else value
+
+    def held(self):
+        return self.value
+
+
+def test_calls_are_carried_out_in_their_order_whatever_way_they_take(ray_cluster):
+    """Numbers go by socket, a dictionary with a class by Ray; nobody waits for the setter."""
+    from rlightning.runtime.ray import RayRuntime
+
+    runtime = RayRuntime("local", setup=WorkerSetup(sys_path=tuple(sys.path)))
+    worker = runtime.spawn(WorkerSpec(name="setting-0", make=Setting))
+    for number in range(60):
+        worker.call("hold", {"number": number, "by": Setting} if number % 3 else number)
+        assert worker.call("held").result() == number
+    runtime.close()
 
 
 def test_a_cluster_that_is_not_open_is_said_so(tmp_path):
