@@ -26,7 +26,7 @@ def local(bridge, tmp_path_factory):
         return bridge.train_remotely("cartpole_ppo", tmp_path_factory.mktemp("l"), patch, *SMALL)
 
 
-@pytest.mark.parametrize("in_worker", [True, False])
+@pytest.mark.parametrize("in_worker", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_where_clients_dial_in_to_a_worker_or_to_the_trainer_the_weights_are_the_same(
     ray_cluster, in_worker, local, tmp_path, bridge
 ):
@@ -107,6 +107,7 @@ class Late:
         return self.client.error
 
 
+@pytest.mark.slow
 def test_clients_come_late_leave_and_survive_the_worker_that_they_dial_in_to(
     ray_cluster, tmp_path, bridge, killer
 ):

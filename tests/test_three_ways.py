@@ -62,7 +62,7 @@ def test_in_process_and_over_the_wire_both_ways_end_with_the_same_weights(
     bridge.assert_same_weights(in_process(case), served)
 
 
-ON_RAY = [case if case in ("ppo", "sac") else pytest.param(case, marks=SLOW) for case in CASES]
+ON_RAY = [case if case == "ppo" else pytest.param(case, marks=SLOW) for case in CASES]
 
 
 @pytest.mark.ray

@@ -167,11 +167,10 @@ STAGES = {
     "env": "env", "actor": "eval", "postprocessing": "eval", "loader of weights": "eval",
     "dataset": "train", "learner": "train", "sender of weights": "train", "storage": "storage",
 }  # fmt: skip
-FAST = ("loader of weights", "storage")
 
 
 @pytest.mark.parametrize(
-    "stage", [s if s in FAST else pytest.param(s, marks=pytest.mark.slow) for s in STAGES]
+    "stage", [s if s == "storage" else pytest.param(s, marks=pytest.mark.slow) for s in STAGES]
 )
 def test_an_error_in_any_stage_of_a_worker_ends_the_run_with_itself(ray_cluster, tmp_path, stage):
     """A hundred thousand epochs would not end in the test's time."""
@@ -189,7 +188,8 @@ def test_an_error_in_any_stage_of_a_worker_ends_the_run_with_itself(ray_cluster,
     assert list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1].name == "crashed"
 
 
-@pytest.mark.parametrize("engine", ["asyncrl", pytest.param("async_rsl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["asyncrl", "async_rsl"])
 def test_workers_of_every_kind_with_a_slow_environment_go_on_to_the_end(
     ray_cluster, tmp_path, engine
 ):
