@@ -19,7 +19,7 @@ from plugrl_server import cli, cli_args, cli_ray
 from plugrl_server.cluster.places import open_places
 from plugrl_server.testing import IdentityTask, TaskClient
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
 PPO = ["gaussian-policy", "default", "ppo", "default", "--policy.obs-dim", "2"]
 PPO += ["--policy.action-dim", "2", "--policy.device", "cpu", "--algo.buffer-size", "64"]
@@ -30,7 +30,7 @@ CARTPOLE += ["--algo.batch-size", "32", "--algo.update-epochs", "2", "--algo.buf
 SERVED = ["--rlightning", "cartpole_ppo", "train.max_epochs=3", "train.max_rollout_steps=32"]
 SERVED += ["env.num_envs=1", "train.minibatch_size=16", "train.ppo_epochs=2", "train.seed=3"]
 SERVED += ["verbose=false"]
-WAIT_S = 200
+WAIT_S = 500
 
 
 def flags(folder, *more):

@@ -8,6 +8,7 @@ import pickle
 import resource
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -153,6 +154,21 @@ def test_a_resumed_run_in_workers_goes_on_with_the_same_bits():
     assert second.train_itrs == whole.train_itrs
 
 
+def test_acting_goes_on_with_the_last_weights_while_the_learner_learns():
+    algorithm = spread([*PPO, "--learn-mode", "overlap"])
+    task = IdentityTask(2, discrete=False)
+    play(algorithm._algorithm, 17)
+    before = algorithm.infer(task.observe())[1].value
+    algorithm.pre_learn()
+    assert len(algorithm.filling) == 0
+    assert not algorithm.should_learn(), "new frames go to another buffer"
+    algorithm.learn()
+    assert torch.equal(algorithm.infer(task.observe())[1].value, before)
+    algorithm.post_learn()
+    assert not torch.equal(algorithm.infer(task.observe())[1].value, before)
+    assert algorithm.train_itrs == 1
+
+
 def test_a_dummy_run_needs_no_weights():
     algorithm = spread(DUMMY)
     train_in_process(algorithm, IdentityTask(2, discrete=False, size=7))
@@ -233,13 +249,12 @@ def flat(model):
 
 
 def play(algorithm, rounds, envs=2):
-    task = IdentityTask(envs, discrete=False)
-    stop = algorithm.should_stop
+    """Collect so many rounds, and learn nothing of them yet."""
     left = iter(range(rounds))
     algorithm.should_stop = lambda: next(left, None) is None
     algorithm.should_learn = lambda: False
-    train_in_process(algorithm, task)
-    algorithm.should_stop = stop
+    train_in_process(algorithm, IdentityTask(envs, discrete=False))
+    del algorithm.should_stop, algorithm.should_learn
 
 
 def test_parts_of_a_batch_cover_it_once_and_their_shares_sum_to_one():
@@ -266,13 +281,29 @@ def test_rows_of_a_worker_that_dies_are_answered_by_the_others_and_then_by_its_s
         action, _ = algorithm.infer(obs)
     assert action.shape == (4, 1, 2)
     assert "infer-1 is lost" in caplog.text
-    for _ in range(200):
-        runtime.calls.clear()
-        algorithm.infer(obs)
-        if ("infer-1", "infer") in runtime.calls:
-            break
-    assert ("infer-1", "infer") in runtime.calls
+    runtime.calls.clear()
+    assert wait_until(lambda: algorithm.infer(obs) and ("infer-1", "infer") in runtime.calls)
     algorithm.close()
+
+
+def test_a_worker_that_dies_with_several_parts_of_a_batch_is_replaced_once():
+    runtime = Workers()
+    algorithm = spread(PPO, runtime, infer_workers=3)
+    runtime.dying += [("infer-1", "infer"), ("infer-2", "infer")]
+    obs = IdentityTask(6, discrete=False).observe()
+    action, state = algorithm.infer(obs)
+    assert action.shape == (6, 1, 2)
+    np.testing.assert_array_equal(np.asarray(state.obs), obs["states"]["obs"])
+    workers = algorithm._actors._workers
+    assert wait_until(lambda: [worker.restarts for worker in workers] == [0, 1, 1])
+    algorithm.close()
+
+
+def wait_until(condition):
+    deadline_s = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    return condition()
 
 
 def test_a_single_worker_that_dies_is_waited_for_and_has_the_newest_weights():
@@ -389,6 +420,12 @@ def test_gpus_are_shared_out_and_never_more_than_there_are(asked, gpus, given):
     assert (infer, ddp) == given[:2]
     assert given[2] in note
     assert bool(note) == bool(given[2])
+
+
+def test_a_worker_has_a_share_of_one_gpu_or_whole_ones():
+    with pytest.raises(UsageError, match=r"--num-ddp-gpus gives a worker 1\.5 GPUs"):
+        share_gpus(PlacesConfig(ddp_workers=2, num_ddp_gpus=3), 8)
+    assert share_gpus(PlacesConfig(ddp_workers=2, num_ddp_gpus=4), 8) == (1.0, 2.0, "")
 
 
 @pytest.mark.parametrize(

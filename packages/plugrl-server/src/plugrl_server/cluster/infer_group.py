@@ -7,7 +7,7 @@ alone meanwhile. A single one is waited for.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
@@ -36,6 +36,15 @@ Part = tuple[int, slice]
 """A worker, by its index, and the rows that it answers."""
 
 
+class _Asked(NamedTuple):
+    """A part on its way; `life` is the worker's: how often it had been replaced."""
+
+    index: int
+    rows: slice
+    life: int
+    future: Future
+
+
 @final
 class InferGroup:
     """Workers that act.
@@ -61,6 +70,7 @@ class InferGroup:
         self._example = example_state
         self._weights, self._stream, self._seed = weights, stream, seed
         self._restarts: dict[int, _Restart] = {}
+        self._lives = [0] * len(self._workers)
         self._turn = 0
         self._seeds_drawn = 0
 
@@ -83,16 +93,16 @@ class InferGroup:
         """
         self._take_back()
         answers: dict[int, Any] = {}
-        parts = self._parts(0, num_rows(obs))
-        waiting = [(part, self._begin(part, step, version, obs)) for part in parts]
+        waiting = [self._begin(part, step, version, obs) for part in self._parts(0, num_rows(obs))]
         while waiting:
-            (index, rows), future = waiting.pop(0)
+            index, rows, life, future = waiting.pop(0)
             try:
                 answers[rows.start] = future.result()
             except WorkerLostError as error:
-                self._replace(index, error)
+                if life == self._lives[index]:
+                    self._replace(index, error)
                 parts = self._parts(rows.start, rows.stop)
-                waiting += [(part, self._begin(part, step, version, obs)) for part in parts]
+                waiting += [self._begin(part, step, version, obs) for part in parts]
         actions, states = zip(*(answers[start] for start in sorted(answers)), strict=True)
         if len(actions) == 1:
             return actions[0], like_example(states[0], self._example)
@@ -108,14 +118,15 @@ class InferGroup:
         edges = np.linspace(start, stop, len(chosen) + 1).astype(int).tolist()
         return [(w, slice(a, b)) for w, a, b in zip(chosen, edges[:-1], edges[1:], strict=True)]
 
-    def _begin(self, part: Part, step: int, version: int, obs: dict[str, Any]) -> Future:
+    def _begin(self, part: Part, step: int, version: int, obs: dict[str, Any]) -> _Asked:
         index, rows = part
-        worker = self._workers[index]
+        worker, life = self._workers[index], self._lives[index]
         try:
             self._stream.hand_to(worker)
         except WorkerLostError as error:
-            return Failed(error)
-        return worker.call("infer", step, version, without_text(take(obs, rows)))
+            return _Asked(index, rows, life, Failed(error))
+        future = worker.call("infer", step, version, without_text(take(obs, rows)))
+        return _Asked(index, rows, life, future)
 
     # ---- weights -------------------------------------------------------------------------------
 
@@ -153,6 +164,7 @@ class InferGroup:
     def _replace(self, index: int, error: WorkerLostError) -> None:
         """Start a worker again: aside, where another one is alive, and else at once."""
         worker = self._workers[index]
+        self._lives[index] += 1
         self._stream.is_here()
         if len(self._restarts) + 1 < len(self._workers):
             self._restarts[index] = _Restart(worker, lambda: worker.restore(error, self._prepare))

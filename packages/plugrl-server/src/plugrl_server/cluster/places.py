@@ -64,6 +64,9 @@ def share_gpus(config: PlacesConfig, gpus: int) -> tuple[float, float, str]:
 
     Returns:
         Both, and a sentence where less is given than was asked for; empty where not.
+
+    Raises:
+        UsageError: a worker would have more than one GPU, and not a whole number.
     """
     workers = config.infer_workers + config.ddp_workers
     ddp = None if config.num_ddp_gpus is None else config.num_ddp_gpus / max(1, config.ddp_workers)
@@ -76,6 +79,11 @@ def share_gpus(config: PlacesConfig, gpus: int) -> tuple[float, float, str]:
         return 0.0, 0.0, note
     share = 1.0 if workers <= gpus else math.floor(_UNITS / math.ceil(workers / gpus)) / _UNITS
     wanted = (share if infer is None else infer, share if ddp is None else ddp)
+    for name, each in zip(("--infer-gpu", "--num-ddp-gpus"), wanted, strict=True):
+        if each > 1 and not each.is_integer():
+            raise UsageError(
+                f"{name} gives a worker {each:g} GPUs; expected a share of one, or a whole number"
+            )
     total = config.infer_workers * wanted[0] + config.ddp_workers * wanted[1]
     if total <= gpus + 1e-6:
         return *wanted, ""
