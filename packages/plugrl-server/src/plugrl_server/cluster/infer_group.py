@@ -37,9 +37,9 @@ Part = tuple[int, slice]
 
 
 class _Asked(NamedTuple):
-    """A part on its way; `life` is the worker's: how often it had been replaced."""
+    """A part on its way; `life` says how often its worker had been replaced."""
 
-    index: int
+    worker: int
     rows: slice
     life: int
     future: Future
