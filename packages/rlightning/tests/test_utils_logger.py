@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from rlightning.errors import ConfigError
 from rlightning.utils.logger import (
@@ -442,6 +443,24 @@ def test_the_curve_is_drawn_from_every_stream_with_a_return(metrics, tmp_path):
     path = write_curve(tmp_path)
     assert path == tmp_path / "curve.png"
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_curve_has_a_line_for_each_task(metrics, tmp_path, monkeypatch):
+    drawn, plot = {}, Axes.plot
+
+    def watched(axes, steps, values, label, **options):
+        drawn[label] = (list(steps), list(values))
+        return plot(axes, steps, values, label=label, **options)
+
+    monkeypatch.setattr(Axes, "plot", watched)
+    for step in (1, 2):
+        both = {"episode_return": 3.0, "arm/episode_return": 2.0 * step, "arm/episode_length": 9.0}
+        metrics.log(both, step=step, prefix="rollout")
+    assert write_curve(tmp_path) is not None
+    assert drawn == {
+        "rollout/episode_return": ([1, 2], [3.0, 3.0]),
+        "rollout/arm/episode_return": ([1, 2], [2.0, 4.0]),
+    }
 
 
 def test_there_is_no_curve_before_the_first_episode(metrics, tmp_path):

@@ -13,7 +13,7 @@ __all__ = ["write_curve"]
 
 
 def write_curve(run_dir: Path, *, metric: str = "episode_return") -> Path | None:
-    """Draw ``<run_dir>/curve.png``: one line per stream that recorded `metric`.
+    """Draw ``<run_dir>/curve.png``: one line per stream that recorded `metric`, and per task of it.
 
     Args:
         run_dir: the folder with `metrics.jsonl`.
@@ -25,11 +25,12 @@ def write_curve(run_dir: Path, *, metric: str = "episode_return") -> Path | None
     lines: dict[str, tuple[list[int], list[float]]] = {}
     path = run_dir / "metrics.jsonl"
     for row in read_rows(path) if path.exists() else []:
-        key = f"{row['stream']}/{metric}"
-        if key in row:
-            steps, values = lines.setdefault(key, ([], []))
-            steps.append(row["env_step"])
-            values.append(row[key])
+        stream = f"{row['stream']}/"
+        for key in row:
+            if key.startswith(stream) and key.endswith(f"/{metric}"):
+                steps, values = lines.setdefault(key, ([], []))
+                steps.append(row["env_step"])
+                values.append(row[key])
     if not lines:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second to import
