@@ -108,8 +108,7 @@ class BufferProxy(Proxy):
             )
         flags = list(truncations) if isinstance(truncations, (list, tuple)) else truncations
         with self._lock:
-            while len(self._ahead) >= _AHEAD:
-                self._ahead.popleft().result()
+            self._wait_for_rows(_AHEAD - 1)
             future = self.begin(
                 "add_rows",
                 list(ids),
@@ -123,9 +122,20 @@ class BufferProxy(Proxy):
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            while self._ahead:
-                self._ahead.popleft().result()
+            self._wait_for_rows(0)
             return super()._call(method, *args, **kwargs)
+
+    def _wait_for_rows(self, left: int) -> None:
+        """Wait until no more than `left` rows are on their way.
+
+        The first one that fails is the news: whoever saves afterwards is not told of those behind.
+        """
+        try:
+            while len(self._ahead) > left:
+                self._ahead.popleft().result()
+        except BaseException:
+            self._ahead.clear()
+            raise
 
     def _read(self, name: str) -> Any:
         return self._call("__getattr__", name)  # of the buffer in the worker
