@@ -3,7 +3,7 @@
 A critic ensemble as separate modules under automatic differentiation spends as long on dispatch,
 recording and walking parameters as on arithmetic. Here E members of a layer are one batched
 product, derivatives are written by hand, and what an optimizer or a slow copy does to parameters is
-a few passes over one vector. ``fused_sac`` is made of these parts.
+a few passes over one vector. ``fused_sac`` and ``fused_td3`` are made of these parts.
 
 Shape suffixes: ``E`` members, ``B`` rows, ``D`` input features, ``O`` outputs, ``P`` parameters of
 all members.
@@ -116,21 +116,28 @@ class FlatMLP:
 
     # ---- computing -----------------------------------------------------------------------------
 
-    def forward(self, inputs_BD: Tensor) -> tuple[Tensor, Activations]:
+    def forward(
+        self, inputs_BD: Tensor, *, n_members: int | None = None
+    ) -> tuple[Tensor, Activations]:
         """Compute a batch.
+
+        Args:
+            inputs_BD: what goes in.
+            n_members: compute the first so many; None: all.
 
         Returns:
             Outputs [E, B, O]; and the activations, in memory that the next batch of as many rows
             reuses.
         """
-        n_rows, n_members = len(inputs_BD), len(self.weights[0])
+        n_rows, some = len(inputs_BD), slice(n_members)
         hidden: list[Tensor] = []
-        below = inputs_BD.expand(n_members, -1, -1)
+        below = inputs_BD.expand(len(self.weights[0][some]), -1, -1)
         last = len(self.weights) - 1
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+        for i in range(len(self.weights)):
+            weight, bias = self.weights[i][some], self.biases[i][some]
             if i == last:
                 return self._head(below, weight, bias), Activations(inputs_BD, hidden)
-            out = self._room("hidden", i, n_rows)
+            out = self._room("hidden", i, n_rows)[some]
             torch.baddbmm(bias, below, weight.transpose(1, 2), out=out)
             below = out.relu_() if self.activation == "relu" else out.tanh_()
             hidden.append(below)
@@ -180,16 +187,33 @@ class FlatMLP:
         gradient = torch.empty_like(kept.inputs[:, columns])
         for member in range(len(self.weights[0])):
             rows = torch.nonzero(member_B == member).squeeze(-1)
-            delta = d_out_BO[rows]
-            for i in reversed(range(1, len(self.weights))):
-                weight = self.weights[i][member]
-                below = kept.hidden[i - 1][member].index_select(0, rows)
-                delta = delta * weight if len(weight) == 1 else torch.mm(delta, weight)
-                delta = self._times_slope(delta, below)
-            # Transposed: a product with few columns is slow, one with few rows is not.
-            narrow = self.weights[0][member][:, columns]
-            gradient[rows] = torch.mm(narrow.t(), delta.t()).t()
+            hidden = [layer[member].index_select(0, rows) for layer in kept.hidden]
+            gradient[rows] = self._to_inputs(member, hidden, d_out_BO[rows], columns)
         return gradient
+
+    def input_gradient(self, kept: Activations, d_out_BO: Tensor, columns: slice) -> Tensor:
+        """Return the gradient of some input columns where only the first member counts.
+
+        Args:
+            kept: of the forward pass.
+            d_out_BO: gradient of that member's outputs.
+            columns: of the inputs.
+
+        Returns:
+            [B, columns].
+        """
+        return self._to_inputs(0, [layer[0] for layer in kept.hidden], d_out_BO, columns)
+
+    def _to_inputs(
+        self, member: int, hidden: list[Tensor], delta: Tensor, columns: slice
+    ) -> Tensor:
+        """Take a gradient of one member's outputs back to its inputs."""
+        for i in reversed(range(1, len(self.weights))):
+            weight = self.weights[i][member]
+            delta = delta * weight if len(weight) == 1 else torch.mm(delta, weight)
+            delta = self._times_slope(delta, hidden[i - 1])
+        # Transposed: a product with few columns is slow, one with few rows is not.
+        return torch.mm(self.weights[0][member][:, columns].t(), delta.t()).t()
 
     def _through(self, layer: int, delta: Tensor, kept: Activations) -> Tensor:
         """Take a gradient of a layer's output back to the output of the linear layer below it."""

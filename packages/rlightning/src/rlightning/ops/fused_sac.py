@@ -19,13 +19,16 @@ from torch import Tensor, nn
 
 from rlightning.ops.distributions import squashed_gaussian_log_prob
 from rlightning.ops.flat_mlp import ACTIVATIONS, Activations, FlatAdam, FlatMLP, is_plain_adam
+from rlightning.ops.fused_critics import adam_of, borrowed, regress
 from rlightning.ops.q_learning import ensemble_loss, td_target
 from rlightning.ops.soft_actor_critic import soft_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["FusedSAC", "SACLayers", "SACOptimizers", "SACRows", "SACSettings", "supports"]
+    from rlightning.ops.fused_critics import Rows
+
+__all__ = ["FusedSAC", "SACLayers", "SACOptimizers", "SACSettings", "supports"]
 
 
 class SACLayers(NamedTuple):
@@ -61,26 +64,6 @@ class SACSettings(NamedTuple):
 
     tau: float
     target_entropy: float
-
-
-class SACRows(NamedTuple):
-    """Rows of one gradient step, float32.
-
-    Attributes:
-        features: [B, D].
-        action: unit actions, [B, A].
-        reward: [B].
-        discount: zero after a termination, [B].
-        next_features: [B, D].
-        weight: of importance sampling, [B]; ones if None.
-    """
-
-    features: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_features: Tensor
-    weight: Tensor | None
 
 
 class _Draw(NamedTuple):
@@ -134,8 +117,8 @@ class FusedSAC:
         self._actor = FlatMLP([layers.actor], layers.activation)
         self._critic = FlatMLP(layers.critics, layers.activation)
         self._target = FlatMLP(layers.targets, layers.activation)
-        self._actor_adam = _adam(optimizers.actor, self._actor)
-        self._critic_adam = _adam(optimizers.critic, self._critic)
+        self._actor_adam = adam_of(optimizers.actor, self._actor)
+        self._critic_adam = adam_of(optimizers.critic, self._critic)
         self._log_alpha = layers.log_alpha.detach().reshape(1).clone()
         self._alpha_adam: FlatAdam | None = None
         if optimizers.temperature is not None:
@@ -158,27 +141,19 @@ class FusedSAC:
         """
         networks = (self._actor, self._critic, self._target)
         adams = [adam for adam in (self._actor_adam, self._critic_adam, self._alpha_adam) if adam]
-        with torch.no_grad():
-            for network in networks:
-                network.pull()
+        with borrowed(networks, adams):
             self._log_alpha.copy_(self._layers.log_alpha)
-            for adam in adams:
-                adam.begin()
             self.is_borrowed = True
             try:
                 yield
             finally:
                 self.is_borrowed = False
-                for network in networks:
-                    network.push()
                 self._layers.log_alpha.copy_(self._log_alpha.view(()))
-                for adam in adams:
-                    adam.end()
 
     # ---- the step ------------------------------------------------------------------------------
 
     def step(
-        self, rows: SACRows, *, learn_actor: bool, move_targets: bool
+        self, rows: Rows, *, learn_actor: bool, move_targets: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Take one gradient step; call it inside `borrowed`.
 
@@ -198,7 +173,8 @@ class FusedSAC:
         out, kept = self._actor.forward(features)
         first, second = slice(0, n_rows), slice(n_rows, None)
         drawn = self._draw(out[0, first])
-        q, target = self._learn_critics(rows, drawn)
+        target = self._target_of(rows, drawn)
+        q = regress(self._critic, self._critic_adam, rows, target, self._on_non_finite)
         metrics = {"critic_loss": ensemble_loss(q, target, rows.weight), "q": q.mean()}
         if learn_actor:
             drawn = self._draw(out[0, second])
@@ -218,19 +194,11 @@ class FusedSAC:
         log_prob = squashed_gaussian_log_prob(pre_tanh, mean, log_std)
         return _Draw(pre_tanh.tanh(), log_prob, noise, std, squeezed)
 
-    def _learn_critics(self, rows: SACRows, drawn: _Draw) -> tuple[Tensor, Tensor]:
-        """Step the critics; return their values from before [E, B], and their target [B]."""
+    def _target_of(self, rows: Rows, drawn: _Draw) -> Tensor:
+        """Compute the soft value targets, [B]; `drawn` are actions that may follow."""
         later, _ = self._target.forward(torch.cat([rows.next_features, drawn.action], -1))
         value = soft_value(later.squeeze(-1), drawn.log_prob, self._log_alpha.exp())
-        target = td_target(rows.reward, rows.discount, value)
-        out, kept = self._critic.forward(torch.cat([rows.features, rows.action], -1))
-        q = out.squeeze(-1)
-        d_q = (q - target).mul_(2.0 / len(target))
-        if rows.weight is not None:
-            d_q *= rows.weight
-        self._critic.gradients(kept, d_q.unsqueeze(-1), into=self._critic_adam.gradient)
-        self._critic_adam.step(self._critic.flat, self._on_non_finite)
-        return q, target
+        return td_target(rows.reward, rows.discount, value)
 
     def _learn_actor(self, features: Tensor, drawn: _Draw, kept: Activations) -> dict[str, Tensor]:
         """Step policy and temperature; `kept` is of these features."""
@@ -261,7 +229,3 @@ class FusedSAC:
             "entropy": entropy,
             "temperature": self._log_alpha.exp().squeeze(0),
         }
-
-
-def _adam(optimizer: torch.optim.Optimizer, network: FlatMLP) -> FlatAdam:
-    return FlatAdam(optimizer, network.parameters, cut=network.cut, zeros=network.zeros)

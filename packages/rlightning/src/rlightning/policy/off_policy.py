@@ -12,9 +12,10 @@ first one all actions are random; ``buffer.min_size`` says how many transitions 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 from pydantic import Field
@@ -24,6 +25,7 @@ from rlightning.config import Config
 from rlightning.errors import ConfigError
 from rlightning.models.action_mask import MASK, has_action_mask, without_action_mask
 from rlightning.models.normalizer import ObservationNormalizer
+from rlightning.ops.fused_critics import Rows
 from rlightning.ops.q_learning import bootstrap_discount, polyak_update
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.minibatches import even_slices, require_columns, take_rows
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from rlightning.models.q_networks import QNetworkConfig
+    from rlightning.models.q_networks import QEnsemble, QNetworkConfig, UnitActions
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
-__all__ = ["OffPolicy", "OffPolicyTrainConfig", "Priorities", "Transitions"]
+__all__ = ["OffPolicy", "OffPolicyTrainConfig", "Priorities", "Transitions", "plain_rows"]
 
 _log = get_logger("policy")
 _COLUMNS = ("observation", "action", "reward", "terminated", "next_observation")
@@ -101,6 +103,32 @@ class Priorities(NamedTuple):
     errors: Tensor
 
 
+class _FusedStep(Protocol):
+    """A gradient step by hand, which needs the parameters for the time of an update."""
+
+    is_borrowed: bool
+
+    def borrowed(self) -> contextlib.AbstractContextManager[None]:
+        """Take them for the block."""
+
+    def step(
+        self, rows: Rows, *, learn_actor: bool, move_targets: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Take the step; see `OffPolicy.update`."""
+
+
+def plain_rows(batch: Transitions, critic: QEnsemble, unit_actions: UnitActions) -> Rows:
+    """Return a minibatch as fused steps read it."""
+    return Rows(
+        critic.encoder(batch.observation),
+        unit_actions.to_unit(batch.action),
+        batch.reward,
+        batch.discount,
+        critic.encoder(batch.next_observation),
+        batch.weight,
+    )
+
+
 class OffPolicy(BasePolicy):
     """Base of the algorithms that learn from a `ReplayBuffer`.
 
@@ -114,6 +142,7 @@ class OffPolicy(BasePolicy):
     hyper: OffPolicyTrainConfig
     n_updates: Tensor
     optimizers: dict[str, torch.optim.Optimizer]
+    _fused: _FusedStep | None = None  # a faster gradient step; `update` takes it while it borrows
 
     def start_counting(self, env_meta: EnvMeta, network: QNetworkConfig | None = None) -> None:
         """Create the count of gradient steps, and the normaliser that `network` asks for.
@@ -239,7 +268,10 @@ class OffPolicy(BasePolicy):
             worker takes. An overlapping engine collects at its own pace, and its ratio is
             ``updates`` over the environment steps logged beside.
         """
-        data = self.dataset
+        with contextlib.nullcontext() if self._fused is None else self._fused.borrowed():
+            return self._learn(self.dataset)
+
+    def _learn(self, data: dict[str, Any]) -> dict[str, float]:
         if self.observation_normalizer is not None:
             moments = self.observation_normalizer.moments(data["observation"])
             self.observation_normalizer.merge(pooled_over_ranks(moments, self.process_group))
@@ -272,6 +304,11 @@ class OffPolicy(BasePolicy):
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(learned, max_grad_norm)
         optimizer.step()
+
+    def check_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Name a parameter whose gradient is not finite; see `check_finite`."""
+        names = {id(tensor): name for name, tensor in self.named_parameters()}
+        self.check_finite(f"gradient of {names[id(parameter)]}", gradient)
 
     def _minibatches(self, n_rows: int) -> list[slice]:
         """Cut rows into as many parts on every rank."""

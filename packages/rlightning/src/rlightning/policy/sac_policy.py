@@ -10,7 +10,6 @@ MLPs on a CPU, about twice as fast.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -39,13 +38,12 @@ from rlightning.ops.fused_sac import (
     FusedSAC,
     SACLayers,
     SACOptimizers,
-    SACRows,
     SACSettings,
     supports,
 )
 from rlightning.ops.q_learning import ensemble_loss, polyak_update, td_target
 from rlightning.policy.base_policy import BasePolicy
-from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions
+from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions, plain_rows
 from rlightning.policy.over_ranks import mean_over_ranks
 from rlightning.policy.state import unwrap
 from rlightning.types import EnvRet, PolicyResponse
@@ -160,7 +158,7 @@ class SACPolicy(OffPolicy):
         if not supports(layers, adams):
             return None
         settings = SACSettings(self.hyper.tau, self.target_entropy)
-        return FusedSAC(layers, adams, settings, on_non_finite=self._check_gradient)
+        return FusedSAC(layers, adams, settings, on_non_finite=self.check_gradient)
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -183,17 +181,12 @@ class SACPolicy(OffPolicy):
         """The worth of one nat of entropy, a positive scalar."""
         return self.log_alpha.detach().exp()
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Take one gradient step per minibatch of the last dataset; see `OffPolicy.train`."""
-        with contextlib.nullcontext() if self._fused is None else self._fused.borrowed():
-            return super().train(*args, **kwargs)
-
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """Take a gradient step of the critics, and of actor and temperature where it is time."""
         learn_actor = step % self.hyper.actor_interval == 0
         move_targets = (step + 1) % self.hyper.target_interval == 0
         if self._fused is not None and self._fused.is_borrowed:
-            rows = self._plain_rows(batch)
+            rows = plain_rows(batch, self.critic, self.unit_actions)
             return self._fused.step(rows, learn_actor=learn_actor, move_targets=move_targets)
         target = self._target(batch)
         unit = self.kept(batch.observation, self.unit_actions.to_unit(batch.action))
@@ -207,22 +200,6 @@ class SACPolicy(OffPolicy):
             slow, fast = self.target_critic.parameters(), self.critic.parameters()
             polyak_update(slow, fast, tau=self.hyper.tau)
         return metrics, (values.detach() - target).abs().mean(0)
-
-    def _plain_rows(self, batch: Transitions) -> SACRows:
-        """Return a minibatch as the fused step reads it."""
-        encoder = self.critic.encoder
-        return SACRows(
-            encoder(batch.observation),
-            self.unit_actions.to_unit(batch.action),
-            batch.reward,
-            batch.discount,
-            encoder(batch.next_observation),
-            batch.weight,
-        )
-
-    def _check_gradient(self, parameter: Tensor, gradient: Tensor) -> None:
-        names = {id(tensor): name for name, tensor in self.named_parameters()}
-        self.check_finite(f"gradient of {names[id(parameter)]}", gradient)
 
     @torch.no_grad()
     def _target(self, batch: Transitions) -> Tensor:

@@ -3,6 +3,9 @@
 Collecting: the policy's action plus Gaussian noise. Learning, per minibatch: regress both critics
 on the lower slow critic's value of a slow, smoothed action; every few steps move the policy towards
 what the first critic values, and let the slow networks follow.
+
+Two steps compute the same thing: `TD3Policy.update` for every network, `ops.fused_td3` for plain
+MLPs on a CPU.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from rlightning.models.q_networks import (
     QEnsemble,
     UnitActions,
     frozen_copy,
+    plain_layers,
 )
 from rlightning.ops import td3
+from rlightning.ops.fused_td3 import FusedTD3, TD3Layers, TD3Optimizers, TD3Settings, supports
 from rlightning.ops.q_learning import ensemble_loss, polyak_update, td_target
 from rlightning.policy.base_policy import BasePolicy
-from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions
+from rlightning.policy.off_policy import OffPolicy, OffPolicyTrainConfig, Transitions, plain_rows
 from rlightning.policy.state import unwrap
 from rlightning.types import EnvRet, PolicyResponse
 from rlightning.utils.registry import POLICIES
@@ -76,6 +81,7 @@ class TD3Policy(OffPolicy):
         model_cfg = self.config.model_cfg
         network = CriticConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
         self.hyper = TD3TrainConfig.read(self.config.train_config)
+        self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
         space, size = self.read_mask(env_meta), self.unit_actions.size
         self.actor = DeterministicActor(space, size, network)
@@ -95,6 +101,29 @@ class TD3Policy(OffPolicy):
             "actor": adam(self.actor.parameters(), lr=rates.actor_lr, fused=True),
             "critic": adam(self.critic.parameters(), lr=rates.critic_lr, fused=True),
         }
+        self._fused = self._make_fused()
+
+    def _make_fused(self) -> FusedTD3 | None:
+        """Return the fast step where the networks, the device and the optimizers allow it."""
+        if self.process_group is not None:  # gradients must meet those of the other learners
+            return None
+        if self.is_masked:
+            return None
+        if [*self.actor.encoder.parameters(), *self.critic.encoder.parameters()]:
+            return None
+        layers = TD3Layers(
+            plain_layers(self.actor.body),
+            plain_layers(self.target_actor.body),
+            [plain_layers(member) for member in self.critic.critics],
+            [plain_layers(member) for member in self.target_critic.critics],
+            self._activation,
+        )
+        adams = TD3Optimizers(self.optimizers["actor"], self.optimizers["critic"])
+        if not supports(layers, adams):
+            return None
+        hyper = self.hyper
+        settings = TD3Settings(hyper.tau, hyper.target_noise, hyper.target_noise_clip)
+        return FusedTD3(layers, adams, settings, on_non_finite=self.check_gradient)
 
     # ---- acting --------------------------------------------------------------------------------
 
@@ -112,15 +141,20 @@ class TD3Policy(OffPolicy):
 
     def update(self, batch: Transitions, step: int) -> tuple[dict[str, Tensor], Tensor]:
         """Take a gradient step of the critics, and of the actor where it is time."""
+        learn_actor = step % self.hyper.actor_interval == 0
+        move_targets = (step + 1) % self.hyper.target_interval == 0
+        if self._fused is not None and self._fused.is_borrowed:
+            rows = plain_rows(batch, self.critic, self.unit_actions)
+            return self._fused.step(rows, learn_actor=learn_actor, move_targets=move_targets)
         target = self._target(batch)
         unit = self.kept(batch.observation, self.unit_actions.to_unit(batch.action))
         values = self.critic(batch.observation, unit)
         critic_loss = ensemble_loss(values, target, batch.weight)
         self.minimize("critic", critic_loss, self.critic.parameters())
         metrics = {"critic_loss": critic_loss.detach(), "q": values.detach().mean()}
-        if step % self.hyper.actor_interval == 0:
+        if learn_actor:
             metrics["actor_loss"] = self._update_actor(batch.observation)
-        if (step + 1) % self.hyper.target_interval == 0:
+        if move_targets:
             for slow, fast in ((self.target_actor, self.actor), (self.target_critic, self.critic)):
                 polyak_update(slow.parameters(), fast.parameters(), tau=self.hyper.tau)
         return metrics, (values.detach() - target).abs().mean(0)
