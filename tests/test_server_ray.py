@@ -173,20 +173,19 @@ def test_every_clause_of_the_protocol_is_kept(ray_cluster, tmp_path, capsys):
 def test_a_signal_saves_and_leaves_no_process_behind(tmp_path):
     program = pathlib.Path(sys.executable).parent / "plugrl-run-server-ray"
     argv = [*PPO, "--algo.global-steps", "1000000", *flags(tmp_path, "--log-level", "info")]
-    process = subprocess.Popen(
-        [program, *argv, "--ray-address", "local"], stderr=subprocess.PIPE, text=True
-    )
-    for line in process.stderr:
-        if "listening on" in line:
-            break
-    port = int(line.rsplit(":", 1)[1])
-    client = TaskClient(f"ws://127.0.0.1:{port}", IdentityTask(2, discrete=False))
-    client.play(40)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) > 3
-    process.send_signal(signal.SIGTERM)
-    process.stderr.read()
-    assert process.wait(100) == 0
+    command = [program, *argv, "--ray-address", "local"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "listening on" in line:
+                break
+        port = int(line.rsplit(":", 1)[1])
+        client = TaskClient(f"ws://127.0.0.1:{port}", IdentityTask(2, discrete=False))
+        client.play(40)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) > 3
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(WAIT_S) == 0
     client.close()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
