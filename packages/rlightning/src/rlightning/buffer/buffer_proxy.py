@@ -126,16 +126,18 @@ class BufferProxy(Proxy):
             return super()._call(method, *args, **kwargs)
 
     def _wait_for_rows(self, left: int) -> None:
-        """Wait until no more than `left` rows are on their way.
+        """Wait until no more than `left` rows are on their way."""
+        while len(self._ahead) > left:
+            self._ahead.popleft().result()
 
-        The first one that fails is the news: whoever saves afterwards is not told of those behind.
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs, with the rows that were handed over.
+
+        What is wrong with one of them is left to be raised by another call: a run that ends because
+        of it is saved.
         """
-        try:
-            while len(self._ahead) > left:
-                self._ahead.popleft().result()
-        except BaseException:
-            self._ahead.clear()
-            raise
+        state: dict[str, Any] = self.begin("state_dict").result()
+        return state
 
     def _read(self, name: str) -> Any:
         return self._call("__getattr__", name)  # of the buffer in the worker
