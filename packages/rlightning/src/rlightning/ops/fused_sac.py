@@ -1,7 +1,7 @@
 """SAC's gradient step for plain MLPs on a CPU, with its derivatives written by hand.
 
 The same step, to rounding, as ``ops.soft_actor_critic`` with autograd and ``torch.optim.Adam`` (a
-test holds them together), which remains the general path; about twice as fast. Parameters are
+test holds them together), which remains the general path; up to twice as fast. Parameters are
 borrowed: they come from the modules when an update begins and go back when it ends, so checkpoints,
 weight publication and the other path never see a difference.
 

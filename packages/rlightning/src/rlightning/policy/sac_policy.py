@@ -5,7 +5,7 @@ value of what followed, move the policy towards what the lower critic values, mo
 so that the policy's entropy meets its target, let the target critics follow.
 
 Two steps compute the same thing: `SACPolicy.update` for every network, `ops.fused_sac` for plain
-MLPs on a CPU, about twice as fast.
+MLPs on a CPU, up to twice as fast.
 """
 
 from __future__ import annotations
