@@ -124,6 +124,19 @@ def test_a_policy_of_rlightning_ends_with_the_weights_of_the_plain_server(
     bridge.assert_same_weights(here, there)
 
 
+@pytest.mark.slow
+def test_a_policy_of_rlightning_learns_in_two_workers_and_acts_in_two(
+    ray_cluster, tmp_path, bridge
+):
+    argv = [*SERVED, f"log.log_dir={tmp_path}", *flags(tmp_path)]
+    argv += ["--num-infer-workers", "2", "--num-ddp-workers", "2"]
+    with on_ray(argv) as server:
+        play_cartpole(server, bridge)
+        assert server.trainer.version == 3
+        one, other = server.trainer.algorithm.served.group.train_list
+        bridge.assert_same_weights(one.export_weights(), other.export_weights())
+
+
 def test_two_and_two_workers_train_on_though_one_of_each_is_killed(
     ray_cluster, tmp_path, bridge, caplog
 ):
