@@ -90,6 +90,13 @@ def test_the_spread_stays_within_its_bounds_with_a_living_gradient():
     assert actor.body[-1].bias.grad[1] > 0
 
 
+def test_a_new_squashed_gaussian_is_close_to_uniform_whatever_it_sees():
+    torch.manual_seed(0)
+    mean, log_std = SquashedGaussianActor(VECTOR, 2, SMALL)(torch.randn(64, 3))
+    assert mean.abs().max() < 0.3
+    assert log_std.abs().max() < 0.3
+
+
 def test_dueling_advantages_have_mean_zero():
     network = ActionValues(VECTOR, 4, SMALL, dueling=True)
     observation = torch.randn(6, 3)

@@ -7,6 +7,7 @@ from and to those of a bounded Box.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -163,6 +164,8 @@ class QEnsemble(nn.Module):
 class SquashedGaussianActor(nn.Module):
     """Observations to the mean and ``log_std`` of a Gaussian whose tanh is the unit action.
 
+    A new one acts nearly at random, whatever the observation: means near 0, ``log_std`` near 0.
+
     Args:
         observation_space: of one environment.
         n_actions: numbers in an action, A.
@@ -175,6 +178,10 @@ class SquashedGaussianActor(nn.Module):
         super().__init__()
         self.encoder = config.make_encoder(observation_space)
         self.body = config.make_mlp(self.encoder.out_features, 2 * n_actions, out_gain=_OUT_GAIN)
+        low, high = LOG_STD_BOUNDS
+        last = cast("nn.Linear", self.body[-1])
+        with torch.no_grad():  # a standard deviation of 1: tanh of it is close to uniform
+            last.bias[n_actions:] = math.atanh((low + high) / (low - high))
 
     def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
         """Map B observations to means and ``log_std``, [B, A] each."""
