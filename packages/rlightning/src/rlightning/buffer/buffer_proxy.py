@@ -130,13 +130,16 @@ class BufferProxy(Proxy):
         while len(self._ahead) > left:
             self._ahead.popleft().result()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, include_data: bool | None = None) -> dict[str, Any]:
         """Return what a checkpoint needs, with the rows that were handed over.
 
         What is wrong with one of them is left to be raised by another call: a run that ends because
         of it is saved.
+
+        Args:
+            include_data: see `DataBuffer.state_dict`.
         """
-        state: dict[str, Any] = self.begin("state_dict").result()
+        state: dict[str, Any] = self.begin("state_dict", include_data=include_data).result()
         return state
 
     def _read(self, name: str) -> Any:
