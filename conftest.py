@@ -10,6 +10,19 @@ from typing import Any
 import psutil
 import pytest
 
+_LOGGERS = ("plugrl_server", "plugrl_protocol", "plugrl_env_client", "rlightning")
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """Undo what a test's programs do to our loggers, which else say nothing to later tests."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
 
 @pytest.fixture(scope="module")
 def ray_cluster(request: pytest.FixtureRequest) -> Iterator[Any]:

@@ -24,15 +24,6 @@ PPO = ["gaussian-policy", "default", "ppo", "default"]
 SMALL = ["--policy.obs-dim", "2", "--policy.action-dim", "2", "--policy.device", "cpu"]
 
 
-@pytest.fixture(autouse=True)
-def quiet():
-    yield
-    for name in ("plugrl_server", "plugrl_protocol", "rlightning"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [], True
-        logger.setLevel(logging.NOTSET)
-
-
 def test_the_four_names_choose_and_flags_set_their_fields():
     choice = cli_args.parse([*PPO, *SMALL, "--algo.global-steps", "77", "--port", "0", "--resume"])
     assert (choice.policy_uid, choice.algo_uid) == ("gaussian-policy", "ppo")

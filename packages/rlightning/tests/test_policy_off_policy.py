@@ -187,7 +187,7 @@ def test_actions_are_uniform_until_the_first_gradient_step(kind):
         assert first.var(0) == pytest.approx([4 / 3, 4 / 3], abs=0.1)
         update(group, batch_of(kind))
         later = group.rollout_batch(batch)["e-0"].action.numpy()
-        assert abs(later.var(0) - 4 / 3).min() > 0.3
+        assert abs(later.var(0) - 4 / 3).min() > 0.15, "not the uniform spread, which is within 0.1"
 
 
 # ---- updates to data ---------------------------------------------------------------------------

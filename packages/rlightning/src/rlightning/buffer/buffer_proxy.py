@@ -139,7 +139,8 @@ class BufferProxy(Proxy):
         Args:
             include_data: see `DataBuffer.state_dict`.
         """
-        state: dict[str, Any] = self.begin("state_dict", include_data=include_data).result()
+        asked = {} if include_data is None else {"include_data": include_data}
+        state: dict[str, Any] = self.begin("state_dict", **asked).result()
         return state
 
     def _read(self, name: str) -> Any:
