@@ -6,7 +6,6 @@ alone meanwhile. A single one is waited for.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
@@ -14,13 +13,13 @@ import numpy as np
 from plugrl_server.cluster.algorithm_worker import like_example, without_text
 from plugrl_server.common.trees import concatenate, num_rows, take
 from rlightning.errors import WorkerLostError
-from rlightning.runtime import WorkerThread
 from rlightning.runtime.base import Failed, Future
 from rlightning.runtime.group import gather
+from rlightning.runtime.supervision import Restart
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from plugrl_server.cluster.published_weights import PublishedWeights
     from plugrl_server.cluster.random_stream import RandomStream
@@ -69,7 +68,7 @@ class InferGroup:
         self._workers = list(workers)
         self._example = example_state
         self._weights, self._stream, self._seed = weights, stream, seed
-        self._restarts: dict[int, _Restart] = {}
+        self._restarts: dict[int, Restart] = {}
         self._lives = [0] * len(self._workers)
         self._turn = 0
         self._seeds_drawn = 0
@@ -167,7 +166,7 @@ class InferGroup:
         self._lives[index] += 1
         self._stream.is_here()
         if len(self._restarts) + 1 < len(self._workers):
-            self._restarts[index] = _Restart(worker, lambda: worker.restore(error, self._prepare))
+            self._restarts[index] = Restart(worker, lambda: worker.restore(error, self._prepare))
         else:
             worker.restore(error, self._prepare)
 
@@ -188,28 +187,3 @@ class InferGroup:
         for restart in self._restarts.values():
             restart.abandon()
         self._restarts.clear()
-
-
-class _Restart:
-    """Starts a worker again, beside what goes on."""
-
-    def __init__(self, worker: Supervised, restore: Callable[[], Any]) -> None:
-        self._worker = worker
-        self._done = threading.Event()
-        self._thread = WorkerThread(
-            lambda _: restore(), name=f"restart of {worker.name}", on_end=self._done.set
-        )
-        self._thread.__enter__()
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def finish(self) -> None:
-        """Join the thread; raises what it raised."""
-        self._thread.__exit__(None, None, None)
-
-    def abandon(self) -> None:
-        """Join the thread, whose worker is ended."""
-        self._worker.stop()
-        self._thread.__exit__(WorkerLostError, None, None)

@@ -6,7 +6,6 @@ meanwhile; a single one is waited for.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import WorkerLostError
@@ -14,8 +13,8 @@ from rlightning.policy.answering import Answerer
 from rlightning.policy.joining import rows_of
 from rlightning.policy.policy_proxy import PolicyProxy
 from rlightning.policy.router import build_router
-from rlightning.runtime import WorkerThread
 from rlightning.runtime.base import Done, Future
+from rlightning.runtime.supervision import Restart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +48,7 @@ class EvalWorkers:
         here = [answerer for answerer in self._answerers if isinstance(answerer, Answerer)]
         self._only_one_here = here[0] if len(here) == len(policies) == 1 else None
         self._router = build_router(router_type, [None] * len(policies), sticky=True)
-        self._restarts: dict[int, _Restart] = {}
+        self._restarts: dict[int, Restart] = {}
         self._weights: tuple[int, dict[str, Any] | None] | None = None
         self.lost = 0
         """How many instances have died."""
@@ -204,7 +203,8 @@ class EvalWorkers:
         self.lost += 1
         self._router.mark_dead(index)
         if self._router.alive:
-            self._restarts[index] = _Restart(self._policies[index], error)
+            policy = self._policies[index]
+            self._restarts[index] = Restart(policy.worker, lambda: policy.restore(error))
             return
         self._policies[index].restore(error)
         self._router.mark_alive(index)
@@ -225,30 +225,3 @@ class EvalWorkers:
         for restart in self._restarts.values():
             restart.abandon()
         self._restarts.clear()
-
-
-class _Restart:
-    """Starts a worker again, beside what goes on."""
-
-    def __init__(self, policy: PolicyProxy, error: WorkerLostError) -> None:
-        self._done = threading.Event()
-        self._policy = policy
-        self._thread = WorkerThread(
-            lambda _: policy.restore(error),
-            name=f"restart of {policy.worker.name}",
-            on_end=self._done.set,
-        )
-        self._thread.__enter__()
-
-    @property
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def finish(self) -> None:
-        """Join the thread; raises what it raised."""
-        self._thread.__exit__(None, None, None)
-
-    def abandon(self) -> None:
-        """Join the thread, whose worker is ended."""
-        self._policy.close()
-        self._thread.__exit__(WorkerLostError, None, None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import WorkerLostError
 from rlightning.runtime.base import Future, Handle
+from rlightning.runtime.worker_thread import WorkerThread
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from rlightning.runtime.base import Runtime, WorkerSpec
 
-__all__ = ["Supervised"]
+__all__ = ["Restart", "Supervised"]
 
 _log = get_logger("runtime.supervision")
 
@@ -98,3 +100,34 @@ class Supervised(Handle):
             reason=f"{error.reason}. It was started again {self.restarts} times already, which is "
             f"cluster.max_restarts{first}",
         )
+
+
+class Restart:
+    """Starts a worker again, beside what goes on.
+
+    Args:
+        worker: which one.
+        restore: starts it, and makes it what it was.
+    """
+
+    def __init__(self, worker: Supervised, restore: Callable[[], Any]) -> None:
+        self._worker = worker
+        self._done = threading.Event()
+        self._thread = WorkerThread(
+            lambda _: restore(), name=f"restart of {worker.name}", on_end=self._done.set
+        )
+        self._thread.__enter__()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `finish` would return at once."""
+        return self._done.is_set()
+
+    def finish(self) -> None:
+        """Join the thread; raises what it raised."""
+        self._thread.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        """Join the thread, whose worker is ended."""
+        self._worker.stop()
+        self._thread.__exit__(WorkerLostError, None, None)
