@@ -58,6 +58,8 @@ class OffPolicyTrainConfig(Config):
     """How far the target networks move towards the learning ones; 1 copies them."""
     target_interval: int = Field(default=1, ge=1)
     """Gradient steps between moves of the target networks."""
+    anneal_lr: bool = False
+    """Lower the learning rates linearly to zero over `max_epochs`."""
 
     @classmethod
     def read(cls, train: Config | None) -> Self:
@@ -266,7 +268,8 @@ class OffPolicy(BasePolicy):
             Metrics by name: means over the steps; ``updates`` so far, and ``updates_per_step``, the
             gradient steps per environment step as configured: over the steps that a rollout of one
             worker takes. An overlapping engine collects at its own pace, and its ratio is
-            ``updates`` over the environment steps logged beside.
+            ``updates`` over the environment steps logged beside. With ``train.anneal_lr`` also the
+            learning rates, ``<optimizer>_learning_rate``.
         """
         with contextlib.nullcontext() if self._fused is None else self._fused.borrowed():
             return self._learn(self.dataset)
@@ -279,6 +282,7 @@ class OffPolicy(BasePolicy):
         logged: dict[str, list[Tensor]] = {}
         errors: list[Tensor] = []
         parts = self._minibatches(len(rows.reward))
+        rates = self._anneal(done / len(parts)) if self.hyper.anneal_lr else {}
         for step, part in enumerate(parts, start=done):
             metrics, td_error = self.update(rows.part(part), step)
             errors.append(td_error)
@@ -287,7 +291,18 @@ class OffPolicy(BasePolicy):
         self.n_updates.add_(len(parts))
         self._keep_priorities(data, torch.cat(errors).abs())
         means = {name: float(torch.stack(values).mean()) for name, values in logged.items()}
-        return means | self._counts(len(parts))
+        return means | rates | self._counts(len(parts))
+
+    def _anneal(self, updates: float) -> dict[str, float]:
+        """Set the learning rates after so many updates; return them for the log."""
+        left = max(0.0, 1.0 - updates / self.config.train_config.max_epochs)
+        for optimizer in self.optimizers.values():
+            for group in optimizer.param_groups:  # the first rate is kept where checkpoints have it
+                group["lr"] = group.setdefault("initial_lr", group["lr"]) * left
+        return {
+            f"{name}_learning_rate": float(optimizer.param_groups[0]["lr"])
+            for name, optimizer in self.optimizers.items()
+        }
 
     def minimize(
         self,
