@@ -376,13 +376,22 @@ def test_each_backend_gets_the_values_at_our_env_step(tmp_path, monkeypatch, nam
     assert package.calls[-1][0] in ("finish", "end_run")
 
 
-def test_wandb_is_offline_by_default_and_has_our_step_axis(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_backend_with_a_service_is_offline_by_default(tmp_path, monkeypatch, name):
+    package = Recorder()
+    monkeypatch.setitem(sys.modules, name, package)
+    options = BackendOptions(project="p", name="n", run_dir=tmp_path)
+    MetricsLogger(get_logger("metrics"), options, backend=name)
+
+    assert package.calls[0][2]["mode"] == "offline"
+
+
+def test_wandb_has_our_step_axis(tmp_path, monkeypatch):
     package = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", package)
     options = BackendOptions(project="p", name="n", run_dir=tmp_path)
     MetricsLogger(get_logger("metrics"), options, backend="wandb")
 
-    assert package.calls[0][2]["mode"] == "offline"
     assert ("define_metric", ("*",), {"step_metric": "env_step"}) in package.calls
 
 

@@ -1,4 +1,4 @@
-"""Metrics to SwanLab, local unless asked; the x-axis is `env_step`."""
+"""Metrics to SwanLab, offline unless asked; the x-axis is `env_step`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SwanLabBackend:
 
         where = {"project": options.project, "experiment_name": options.name}
         folder = str(options.run_dir / "swanlab")
-        self._run = swanlab.init(**where, logdir=folder, mode=options.mode or "local")
+        self._run = swanlab.init(**where, logdir=folder, mode=options.mode or "offline")
 
     def write(
         self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
