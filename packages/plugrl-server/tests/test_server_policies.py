@@ -27,6 +27,8 @@ from plugrl_server.policy.state import (
     PolicyStepState,
     infer_train_state_spec,
     is_numpy_state_mapping,
+    pick_fields,
+    slice_batched_state,
     slice_policy_step_state,
     to_numpy_state,
 )
@@ -79,6 +81,26 @@ def test_actions_of_the_gaussian_policy_are_clipped_when_sent_and_stored_as_draw
     torch.testing.assert_close(value.detach(), state.value)
     torch.testing.assert_close(policy.get_value(observation(50)), state.value)
     assert entropy.shape == (50,)
+
+
+@pytest.mark.parametrize("uid", ["gaussian-policy", "categorical-policy"])
+def test_a_state_keeps_arrays_for_who_stores_and_gives_tensors_to_who_asks(uid):
+    policy, width = built_in(uid)
+    _, state = policy.get_action_and_runtime_state(observation(3, width))
+    names = ["obs", "action", "logprob", "value"]
+    stored = pick_fields(state, names, needed_by="it")
+    assert list(state.arrays) == names  # nothing has been converted
+    changed = copy.copy(state)
+    changed.value = torch.zeros(3)
+    assert torch.equal(state.action, torch.from_numpy(stored["action"]))
+    assert all(isinstance(getattr(state, name), torch.Tensor) for name in names)
+    assert not state.arrays
+    again = pick_fields(state, names, needed_by="it")
+    assert all(np.array_equal(stored[name], again[name]) for name in names)
+    assert pick_fields(changed, names, needed_by="it")["value"].tolist() == [0.0] * 3
+    assert slice_batched_state(state, 1).logprob.tolist() == stored["logprob"][1:2].tolist()
+    with pytest.raises(AttributeError, match="RuntimeState has no attribute 'entropy'"):
+        _ = state.entropy
 
 
 def test_a_deterministic_policy_repeats_itself():

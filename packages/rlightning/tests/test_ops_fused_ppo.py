@@ -15,7 +15,7 @@ from rlightning.ops.distributions import (
     gaussian_sample_with_log_prob,
 )
 from rlightning.ops.fused_ppo import FusedPPO, Minibatch, supports
-from rlightning.ops.plain_networks import PlainLayers, Spread, draw_gaussian
+from rlightning.ops.plain_networks import Noise, PlainLayers, Spread, draw_gaussian
 
 HYPER = {"clip_ratio": 0.2, "value_coef": 0.5, "max_grad_norm": 0.5}
 
@@ -217,8 +217,9 @@ def test_draws_in_numpy_are_those_of_torch():
     for n_rows in (1, 7, 64):
         mean, log_std = torch.randn(n_rows, 3), torch.tensor([-1.0, 0.0, 0.5])
         generator.manual_seed(n_rows)
+        noise = Noise.like((n_rows, 3))
         sample, log_prob = draw_gaussian(
-            mean.numpy(), Spread.of(log_std.numpy()), generator=generator
+            mean.numpy(), Spread.of(log_std.numpy()), noise, generator=generator
         )
         generator.manual_seed(n_rows)
         wanted = gaussian_sample_with_log_prob(mean, log_std, generator=generator)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
+from plugrl_server.policy.state import LazyTensors
 from rlightning.models.actor_critic import ActorCritic, ActorCriticOptions
 from rlightning.models.normalizer import ObservationNormalizer
 from rlightning.ops.plain_networks import PlainLayers, PlainNetworks, draw_gaussian
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["ActorCriticPolicy", "ActorCriticRuntimeState"]
 
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
 
 @dataclasses.dataclass
-class ActorCriticRuntimeState:
+class ActorCriticRuntimeState(LazyTensors):
     """What is needed to learn from an action. Tensors on the CPU."""
 
     obs: Any
@@ -49,8 +52,8 @@ class _Scale(NamedTuple):
     key: tuple[int, int]
     mean: Tensor
     factor: Tensor
-    mean_array: np.ndarray[Any, Any]
-    factor_array: np.ndarray[Any, Any]
+    mean_array: Array
+    factor_array: Array
 
 
 class ActorCriticPolicy(BaseTorchPolicy, ABC):
@@ -103,7 +106,7 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         """Leave out what is derived: arrays that share memory would be copied apart."""
         return {**self.__dict__, "_plain": None, "_scale": None}
 
-    def prepare_observation(self, _obs: dict[str, Any]) -> np.ndarray[Any, Any]:
+    def prepare_observation(self, _obs: dict[str, Any]) -> Array:
         """Give the state vector, float32 ``[n, obs_dim]``.
 
         Raises:
@@ -113,24 +116,22 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
 
     def get_action_and_runtime_state(
         self, _obs: dict[str, Any]
-    ) -> tuple[np.ndarray[Any, Any], ActorCriticRuntimeState]:
+    ) -> tuple[Array, ActorCriticRuntimeState]:
         """Draw one action per row (the likeliest one if ``deterministic``), ``[n, 1, *A]``."""
         obs = self.prepare_observation(_obs)
         plain = self._plain_networks()
         action, logprob, value = self._act(obs) if plain is None else self._act_plain(plain, obs)
-        state = self.runtime_state(
-            obs=torch.from_numpy(obs if obs.flags.writeable else obs.copy()),
-            action=action,
-            logprob=logprob,
-            value=value,
+        state = self.runtime_state.of_arrays(
+            {"obs": obs, "action": action, "logprob": logprob, "value": value}
         )
-        return self.to_env(action.numpy())[:, None], state
+        return self.to_env(action)[:, None], state
 
     @torch.no_grad()
-    def _act(self, obs: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw actions; give their log-probabilities and the values, too. On the CPU."""
+    def _act(self, obs: Array) -> tuple[Array, Array, Array]:
+        """Draw actions; give their log-probabilities and the values, too."""
         distribution, value = self.actor_critic(self._normalize(torch.tensor(obs).to(self.device)))
-        return (*(item.cpu() for item in self._draw(distribution)), value.cpu())
+        action, logprob = self._draw(distribution)
+        return action.cpu().numpy(), logprob.cpu().numpy(), value.cpu().numpy()
 
     def _draw(self, distribution: Any) -> tuple[Tensor, Tensor]:
         if self.config.deterministic:
@@ -139,9 +140,7 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         drawn: tuple[Tensor, Tensor] = distribution.sample_with_log_prob()
         return drawn
 
-    def _act_plain(
-        self, plain: PlainNetworks, obs: np.ndarray[Any, Any]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _act_plain(self, plain: PlainNetworks, obs: Array) -> tuple[Array, Array, Array]:
         """Do the same without modules: a small network's time is mostly the overhead of calls."""
         plain.refresh()
         out, value = plain.forward(self._normalize_array(obs))
@@ -149,11 +148,11 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         if layers.log_std is None or self.config.deterministic:
             head: Any = self.actor_critic.action_head
             with torch.no_grad():
-                drawn = self._draw(head.distribution(torch.from_numpy(out)))
+                drawn, its_logprob = self._draw(head.distribution(torch.from_numpy(out)))
+            action, logprob = drawn.numpy(), its_logprob.numpy()
         else:
-            action, logprob = draw_gaussian(out, plain.spread)
-            drawn = torch.from_numpy(action), torch.from_numpy(logprob)
-        return (*drawn, torch.from_numpy(value))
+            action, logprob = draw_gaussian(out, plain.spread, plain.workspace(len(out)).noise)
+        return action, logprob, value
 
     def _plain_networks(self) -> PlainNetworks | None:
         """Decide once whether the networks are plain; on a GPU they never are."""
@@ -165,7 +164,7 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         plain = self._plain
         return plain if plain is not None and plain.parameters[0].is_cpu else None
 
-    def to_env(self, action: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def to_env(self, action: Array) -> Array:
         """Turn drawn actions into what environments get; ``[n, *A]`` both."""
         return action
 
@@ -187,13 +186,13 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         scale, clip = self._factors(), self.config.obs_clip
         return ((obs - scale.mean) * scale.factor).clamp_(-clip, clip)
 
-    def _normalize_array(self, obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _normalize_array(self, obs: Array) -> Array:
         """Do the same in numpy, which takes less time for a few numbers."""
         if not self.config.normalize_observations:
             return obs
         _, _, _, mean, factor = self._factors()
         clip = self.config.obs_clip
-        normal: np.ndarray[Any, Any] = obs - mean
+        normal: Array = obs - mean
         normal *= factor
         np.maximum(normal, -clip, out=normal)
         np.minimum(normal, clip, out=normal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -16,8 +16,12 @@ from plugrl_server.common.trees import map_tree
 from plugrl_server.errors import PolicyContractError
 from rlightning.types.convert import is_tensor, to_numpy
 
+if TYPE_CHECKING:
+    from typing import Self
+
 __all__ = [
     "ArraySpec",
+    "LazyTensors",
     "NumpyState",
     "PolicyRuntimeState",
     "PolicyStateArray",
@@ -46,6 +50,42 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
+
+
+class LazyTensors:
+    """A base of runtime states whose fields are arrays until somebody asks for them.
+
+    Most fields are stored as the arrays that they are; to make tensors of a few numbers takes
+    longer than to compute them. A subclass is a dataclass whose fields are tensors on the CPU.
+
+    Attributes:
+        arrays: fields that nobody has asked for yet.
+    """
+
+    arrays: ClassVar[Mapping[str, PolicyStateArray]] = {}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, PolicyStateArray]) -> Self:
+        """Make a state of all fields, batch first."""
+        state = cls.__new__(cls)
+        state.__dict__["arrays"] = arrays
+        return state
+
+    def __getattr__(self, name: str) -> Any:
+        array = self.arrays.get(name)
+        if array is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        import torch
+
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        setattr(self, name, tensor)
+        return tensor
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name in self.arrays:
+            own["arrays"] = {key: array for key, array in self.arrays.items() if key != name}
+        own[name] = value
 
 
 @dataclasses.dataclass
@@ -117,10 +157,13 @@ def pick_fields(state: Any, names: Sequence[str], *, needed_by: str) -> dict[str
     Raises:
         PolicyContractError: a field is missing.
     """
+    arrays = state.arrays if isinstance(state, LazyTensors) else {}
     is_mapping = isinstance(state, Mapping)
     found = {}
     for name in names:
-        value = state.get(name) if is_mapping else getattr(state, name, None)
+        value = arrays.get(name)
+        if value is None:
+            value = state.get(name) if is_mapping else getattr(state, name, None)
         if value is None:
             have = list(state) if is_mapping else list(getattr(state, "__dict__", {}))
             raise PolicyContractError(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Array",
     "FlatViews",
+    "Noise",
     "PlainLayers",
     "PlainNetworks",
     "Spread",
@@ -124,6 +125,7 @@ class Workspace:
         self.hidden += [np.empty((2, n_rows, width), dtype) for width in widths[1:]]
         self.d_hidden = [np.empty((2, n_rows, width), dtype) for width in widths]
         self.slope = [np.empty((2, n_rows, width), dtype) for width in widths]
+        self.noise = Noise.like((n_rows, layers.actor[-1].out_features))
 
 
 def matmul(left: Array, right: Array, out: Array) -> Array:
@@ -235,8 +237,25 @@ class Spread(NamedTuple):
         return Spread(np.exp(log_std_A), log_scale)
 
 
+class Noise(NamedTuple):
+    """Memory for standard normal noise, as a tensor and as an array of the same memory.
+
+    To draw into a tensor that is there takes half the time of making one.
+    """
+
+    tensor: Tensor
+    array: Array
+
+    @staticmethod
+    def like(shape: tuple[int, ...]) -> Noise:
+        """Make it, float32 [B, A]."""
+        with torch.inference_mode(mode=False):  # else nothing could be drawn outside of that mode
+            tensor = torch.zeros(shape)
+        return Noise(tensor, tensor.numpy())
+
+
 def draw_gaussian(
-    mean_BA: Array, spread: Spread, *, generator: torch.Generator | None = None
+    mean_BA: Array, spread: Spread, noise: Noise, *, generator: torch.Generator | None = None
 ) -> tuple[Array, Array]:
     """Do what ``distributions.gaussian_sample_with_log_prob`` does, in numpy, for a few rows.
 
@@ -245,15 +264,17 @@ def draw_gaussian(
     Args:
         mean_BA: means, float32 [B, A].
         spread: of all rows.
+        noise: overwritten; float32 [B, A].
         generator: source of randomness; torch's global one if None.
 
     Returns:
         Samples [B, A] and their log-densities [B].
     """
-    noise_BA = torch.randn(mean_BA.shape, generator=generator).numpy()
+    noise.tensor.normal_(generator=generator)
+    noise_BA = noise.array
     log_prob_B = np.add.reduce(noise_BA * noise_BA, 1)
     log_prob_B *= -0.5
     log_prob_B -= spread.log_scale
-    noise_BA *= spread.std
-    noise_BA += mean_BA
-    return noise_BA, log_prob_B
+    sample_BA = noise_BA * spread.std
+    sample_BA += mean_BA
+    return sample_BA, log_prob_B
