@@ -37,6 +37,9 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
     """Yield every leaf but None with its path."""
     if tree is None:
         return
+    if type(tree) is np.ndarray:
+        yield path, tree
+        return
     if isinstance(tree, Mapping):
         items = [(str(key), value) for key, value in tree.items()]
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
@@ -71,8 +74,10 @@ def concatenate(trees: Sequence[Any]) -> Any:
     if type(first) is np.ndarray:
         return np.concatenate(trees)
     if isinstance(first, Mapping):
-        if any(tree.keys() != first.keys() for tree in trees):
-            raise ValueError("cannot join batches whose names differ")
+        keys = first.keys()
+        for tree in trees:
+            if tree.keys() != keys:
+                raise ValueError("cannot join batches whose names differ")
         return {key: concatenate([tree[key] for tree in trees]) for key in first}
     if isinstance(first, list):
         return [item for tree in trees for item in tree]
@@ -93,6 +98,19 @@ def num_rows(tree: Any) -> int:
     Raises:
         ValueError: there is no leaf to read it from.
     """
-    for _, leaf in leaves(tree):
-        return len(leaf)
-    raise ValueError("an empty tree has no batch size")
+    leaf = _first_leaf(tree)
+    if leaf is None:
+        raise ValueError("an empty tree has no batch size")
+    return len(leaf)
+
+
+def _first_leaf(tree: Any) -> Any:
+    if type(tree) is np.ndarray:
+        return tree
+    if type(tree) is not dict:
+        return next((leaf for _, leaf in leaves(tree)), None)
+    for child in tree.values():
+        leaf = _first_leaf(child)
+        if leaf is not None:
+            return leaf
+    return None

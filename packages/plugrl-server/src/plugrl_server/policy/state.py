@@ -157,13 +157,12 @@ def pick_fields(state: Any, names: Sequence[str], *, needed_by: str) -> dict[str
     Raises:
         PolicyContractError: a field is missing.
     """
-    arrays = state.arrays if isinstance(state, LazyTensors) else {}
+    if isinstance(state, LazyTensors) and state.arrays.keys() >= set(names):
+        return {name: state.arrays[name] for name in names}
     is_mapping = isinstance(state, Mapping)
     found = {}
     for name in names:
-        value = arrays.get(name)
-        if value is None:
-            value = state.get(name) if is_mapping else getattr(state, name, None)
+        value = state.get(name) if is_mapping else getattr(state, name, None)
         if value is None:
             have = list(state) if is_mapping else list(getattr(state, "__dict__", {}))
             raise PolicyContractError(
