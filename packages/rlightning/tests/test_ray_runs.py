@@ -20,7 +20,7 @@ from rlightning.build import (
     check_config,
     open_cluster,
 )
-from rlightning.checkpoint import list_checkpoints
+from rlightning.checkpoint import list_checkpoints, load_checkpoint
 from rlightning.config import MainConfig
 from rlightning.env import BaseEnv
 from rlightning.errors import ConfigError, EnvWorkerError, PlacementError, WorkerLostError
@@ -364,7 +364,7 @@ def test_an_env_worker_that_always_dies_ends_the_run(ray_cluster, tmp_path):
 
 def test_what_an_environment_raises_ends_the_run_with_its_traceback(ray_cluster, tmp_path):
     trouble = {"folder": str(tmp_path), "at": 17, "what": "raise"}
-    cluster = {"remote_train": False, "remote_storage": False, "remote_eval": False}
+    cluster = {"remote_train": False, "remote_storage": False}
     with pytest.raises(ValueError, match="the gripper is stuck") as caught:
         run(fragile(tmp_path, trouble, cluster=cluster))
     note = "\n".join(caught.value.__notes__)
@@ -373,9 +373,10 @@ def test_what_an_environment_raises_ends_the_run_with_its_traceback(ray_cluster,
     assert list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1].name == "crashed"
 
 
-def test_an_eval_worker_that_dies_costs_nothing(ray_cluster, tmp_path):
+@pytest.mark.parametrize("remote_env", [True, False])
+def test_an_eval_worker_that_dies_costs_nothing(ray_cluster, tmp_path, remote_env):
     trouble = {"folder": str(tmp_path), "at": 17, "what": "die", "role": "eval"}
-    cluster = {"remote_env": False, "remote_train": False, "remote_storage": False}
+    cluster = {"remote_env": remote_env, "remote_train": False, "remote_storage": False}
     result = run(fragile(tmp_path, cluster=cluster, policy={"model_cfg": trouble}))
     assert result.metrics["workers/lost_eval_workers"] == 1
     assert result.lost_episodes == 0
@@ -400,6 +401,24 @@ def test_a_train_worker_that_dies_ends_the_run_and_resume_goes_on(ray_cluster, t
     whole = run(fragile(tmp_path / "whole", **{**sections, "cluster": None, "policy": {}}))
     assert resumed.env_steps == whole.env_steps == 48
     assert_same(resumed.weights, whole.weights)
+
+
+def test_a_run_that_is_stopped_in_a_rollout_saves_all_that_was_done(ray_cluster, tmp_path):
+    """What workers did by themselves is in the checkpoint, and what they did not do yet is not."""
+
+    def stop(engine):
+        while engine.env_steps < 67:  # in the second rollout
+            time.sleep(0.001)
+        engine.run_context.stop.request()
+
+    cluster = {"remote_train": False, "remote_storage": False}
+    config = fragile(tmp_path, cluster=cluster, train={"max_rollout_steps": 64, "max_epochs": 9})
+    config.env[0].env_kwargs.sleep_s = 0.005
+    result = run(config, during=stop)
+    saved = load_checkpoint(list_checkpoints(tmp_path / "p" / "n" / "checkpoints")[-1])
+    assert result.env_steps == saved.env_steps
+    assert saved.training["env"]["envs"][0]["total"] == saved.env_steps
+    assert saved.training["rows"][0]["observation"][1] == saved.env_steps
 
 
 # ---- overlapping rollout and learning ------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Frames: what goes in comes out, on aligned writable memory; what cannot go is refused."""
 
+import copy
+import pickle
 import socket
 import threading
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from rlightning.runtime.channel import Channel, ChannelClosedError, Listener, connect, packed
-from rlightning.runtime.frames import UnframeableError, aligned, decode, encode
+from rlightning.runtime.frames import UnframeableError, aligned, decode, encode, with_arrays
 from rlightning.types import EnvRet, MultiAgentEnvRet, PolicyResponse
 
 
@@ -82,6 +84,16 @@ def test_batches_stay_batches():
     assert isinstance(result, TensorDict)
     assert result.batch_size == batch.batch_size
     assert torch.equal(result["observation", "a"], batch["observation", "a"])
+
+
+def test_the_state_of_modules_stays_what_it_is():
+    state = torch.nn.BatchNorm1d(3).state_dict()
+    result = through({"norm": state})["norm"]
+    assert type(result) is type(state)
+    assert list(result) == list(state)
+    assert result._metadata == state._metadata
+    module = torch.nn.BatchNorm1d(3)
+    module.load_state_dict(result)
 
 
 def test_what_environments_and_policies_exchange_arrives_with_every_field():
@@ -161,3 +173,111 @@ def test_a_listener_takes_one_connection_and_leaves_no_file(tmp_path, monkeypatc
         connect(listener.path, 1.0)
     one.close()
     two.close()
+
+
+# ---- values that are only passed on --------------------------------------------------------------
+
+
+def across(value, *, sealed=False):
+    """Return `value` after a way through a channel."""
+    one, two = socket.socketpair()
+    sender, receiver = Channel(one), Channel(two, sealed=sealed)
+    sender.send(packed(value))
+    received = receiver.receive(5.0)
+    sender.close()
+    receiver.close()
+    return received
+
+
+def exchanged():
+    env_ret = EnvRet("e-0", np.ones((2, 3)), np.zeros(2), info={"final_obs": np.zeros((2, 3))})
+    response = PolicyResponse("e-0", action=torch.tensor([[1.5], [2.5]]), value=torch.zeros(2))
+    return env_ret, response
+
+
+def test_what_is_passed_on_unopened_arrives_as_it_was_sent():
+    for value in exchanged():
+        passed = across(across([value, 1], sealed=True))[0]
+        assert type(passed) is type(value)
+        assert passed.env_id == "e-0"
+        assert list(passed.to_dict()) == list(value.to_dict())
+    env_ret, response = across(across(exchanged(), sealed=True))
+    assert np.array_equal(env_ret.info["final_obs"], np.zeros((2, 3)))
+    assert env_ret.info["final_obs"].flags.writeable
+    assert torch.equal(response.action, torch.tensor([[1.5], [2.5]]))
+
+
+def test_the_first_look_makes_an_ordinary_value_of_a_sealed_one():
+    env_ret, response = across(exchanged(), sealed=True)
+    assert isinstance(env_ret, EnvRet)
+    assert type(env_ret) is not EnvRet
+    assert hash(env_ret) == hash("e-0")
+    assert env_ret.has_info("final_obs")
+    assert type(env_ret) is EnvRet
+    assert type(env_ret.last_terminated) is bool
+    assert response.value.tolist() == [0.0, 0.0]
+    assert type(response) is PolicyResponse
+
+
+def test_what_is_written_into_a_sealed_value_goes_on_with_it():
+    env_ret, response = across(exchanged(), sealed=True)
+    env_ret.last_reward = np.ones(2)
+    response.extra = 3.0
+    env_ret, response = across((env_ret, response))
+    assert env_ret.last_reward.tolist() == [1.0, 1.0]
+    assert env_ret.observation.shape == (2, 3)
+    assert response.extra == 3.0
+    assert response.value.tolist() == [0.0, 0.0]
+    (other,) = across(exchanged()[1:], sealed=True)
+    other.extras = {"action": 1}
+    assert across(other).to_dict() == {"action": 1}
+
+
+def pickled(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_a_sealed_value_is_an_ordinary_one(way):
+    env_ret, response = (way(value) for value in across(exchanged(), sealed=True))
+    assert type(env_ret) is EnvRet
+    assert env_ret.observation.tolist() == np.ones((2, 3)).tolist()
+    assert type(response) is PolicyResponse
+    assert response.action.tolist() == [[1.5], [2.5]]
+
+
+def test_a_response_for_an_environment_without_torch_holds_arrays():
+    fields = {"action": torch.tensor([1.5]), "low": torch.tensor([0.1]).bfloat16(), "n": 1}
+    response = PolicyResponse("e-0", **fields)
+    sealed = across(response, sealed=True)
+    for value in (response, sealed):
+        arrived = across(with_arrays(value))
+        assert type(arrived.action) is np.ndarray
+        assert arrived.low.dtype == np.float32
+        assert torch.equal(torch.from_numpy(arrived.low), fields["low"].float())
+        assert arrived.n == 1
+    assert torch.is_tensor(sealed.action), "for others it stays what it is"
+
+
+def test_two_threads_open_a_value_once():
+    env_ret = across(exchanged(), sealed=True)[0]
+    seen = []
+    threads = [threading.Thread(target=lambda: seen.append(env_ret.info)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(info is seen[0] for info in seen)
+
+
+def test_a_frame_that_comes_in_pieces_is_put_together():
+    one, two = socket.socketpair()
+    receiver = Channel(two)
+    content = b"".join(bytes(piece) for piece in packed(["a", np.arange(9)]) + packed("b"))
+    for start in range(0, len(content), 7):
+        one.sendall(content[start : start + 7])
+    assert receiver.receive(1.0)[1].tolist() == list(range(9))
+    assert receiver.poll(0.0)
+    assert receiver.receive(1.0) == "b"
+    one.close()
+    receiver.close()

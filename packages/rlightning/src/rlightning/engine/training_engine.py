@@ -22,6 +22,7 @@ from rlightning.checkpoint import (
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.engine.recording import record_episodes
+from rlightning.engine.turn_taking import taking_turns
 from rlightning.errors import CheckpointError, ConfigError, NonFiniteError, StopRequested
 from rlightning.types import BatchedData, EnvRet
 from rlightning.utils.logger import get_logger, get_metrics_logger
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rlightning.config import MainConfig
     from rlightning.env import EnvGroup
     from rlightning.policy import PolicyGroup
+    from rlightning.runtime.turns import Turns
     from rlightning.types import PolicyResponse
 
 __all__ = ["TrainingEngine"]
@@ -179,16 +181,25 @@ class TrainingEngine(BaseEngine):
         A buffer that needs the policy's answer to the last observation, to bootstrap from it, gets
         it and ends a segment there; for another one the next rollout goes on where this one ended.
         """
-        for _ in range(steps):
-            self._check_stop()
-            with self._exclusive():
-                responses = self._act_and_store(ends=False)
-                self._env_rets, _ = self.env_group.step(responses)
-                self.env_steps += self._rows
-                self._count_lost_workers()
+        with self._turns(steps) as turns:
+            for _ in range(steps):
+                if turns is None or not self.run_context.stop.requested or turns.all_taken():
+                    self._check_stop()
+                with self._exclusive():
+                    responses = self._act_and_store(ends=False)
+                    self._env_rets, _ = self.env_group.step(responses)
+                    self.env_steps += self._rows
+                    self._count_lost_workers()
         if self.buffer.needs_bootstrap_response:
             with self._exclusive(), self.policy_group.memory_kept():
                 self._act_and_store(ends=True)
+
+    def _turns(self, steps: int) -> contextlib.AbstractContextManager[Turns | None]:
+        """Let workers step and answer by themselves, where this loop only looks on."""
+        kind = type(self)
+        if kind.act is not TrainingEngine.act or kind._exclusive is not TrainingEngine._exclusive:
+            return contextlib.nullcontext()
+        return taking_turns(self.env_group, self.policy_group, self._env_rets, steps)
 
     def _count_lost_workers(self) -> None:
         """Take note of workers that died; the buffer leaves out what it has of their episodes."""

@@ -16,8 +16,10 @@ import numpy as np
 
 from rlightning.env.utils.utils import default_env_preprocess_fn
 from rlightning.errors import EnvWorkerError, WorkerLostError
+from rlightning.runtime.frames import with_arrays
 from rlightning.runtime.proxy import Proxy
-from rlightning.types import PolicyResponse, to_numpy
+from rlightning.runtime.supervision import Supervised
+from rlightning.runtime.turns import Turns
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from rlightning.env.base_env import BaseEnv
     from rlightning.env.patient_worker import PatientHandle
     from rlightning.runtime.base import Future, Handle
-    from rlightning.runtime.supervision import Supervised
-    from rlightning.types import EnvMeta, EnvRet
+    from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 __all__ = ["EnvProxy", "make_env"]
 
@@ -105,6 +106,10 @@ class EnvProxy(Proxy):
         super().__init__(kind, self._supervised)
         self._as_arrays = _sends_arrays(kind, preprocess_fn)
         self._answer: Future | None = None
+        self.turns: Turns | None = None
+        """While the worker and a policy's take turns, what they have done."""
+        self.can_take_turns = isinstance(self._supervised, Supervised)
+        """Whether that makes sense: not of environments that wait for others."""
         self._started = False
         self._evaluates = False
         self._seed: int | None = None
@@ -160,11 +165,11 @@ class EnvProxy(Proxy):
         self._answer = self.begin("_reset", *args, **kwargs)
 
     def begin_step(self, policy_resp: PolicyResponse) -> None:
-        """Begin what `_step` returns; nothing where it has begun already."""
-        if self._answer is not None:
+        """Begin what `_step` returns; nothing where it has begun already, or was done in turns."""
+        if self._answer is not None or (self.turns is not None and self.turns.has_outcome):
             return
         if self._as_arrays:
-            policy_resp = PolicyResponse(policy_resp.env_id, **to_numpy(policy_resp.extras))
+            policy_resp = with_arrays(policy_resp)
         self._answer = self.begin("_step", policy_resp)
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
@@ -176,7 +181,29 @@ class EnvProxy(Proxy):
             self.begin_reset(*args, **kwargs)
         return self._take()
 
+    def begin_turns(self, policy: Handle, env_ret: EnvRet, steps: int) -> Turns | None:
+        """Let the worker step with what a policy's worker answers, so many times; see `Turns`.
+
+        Args:
+            policy: the worker of a policy.
+            env_ret: what this environment returned last.
+            steps: how many steps.
+        """
+        return Turns.begin(
+            self._supervised,
+            policy,
+            ask="_step",
+            answer="answer",
+            question=env_ret,
+            further=[False],  # not deterministic
+            rounds=steps,
+            as_arrays=self._as_arrays,
+        )
+
     def _step(self, policy_resp: PolicyResponse) -> EnvRet:
+        done = None if self.turns is None else self.turns.take_outcome()
+        if done is not None:
+            return done  # type: ignore[no-any-return]  # what `_step` returned there
         if self._answer is None:
             self.begin_step(policy_resp)
         return self._take()

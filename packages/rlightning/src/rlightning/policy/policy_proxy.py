@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import ConfigError, WorkerLostError
 from rlightning.policy.policy_worker import PolicyWorker
+from rlightning.runtime.base import Done
 from rlightning.runtime.group import gather
 from rlightning.runtime.proxy import Proxy
 from rlightning.runtime.supervision import Supervised
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rlightning.config import PolicyConfig
     from rlightning.policy.base_policy import BasePolicy
     from rlightning.runtime.base import Future, Handle
+    from rlightning.runtime.turns import Turns
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse, PolicyRole
 
 __all__ = ["PolicyProxy", "join_ranks"]
@@ -56,6 +58,8 @@ class PolicyProxy(Proxy):
         self.rollout_mode = config.rollout_mode
         self.weights_version = -1
         self.timing_raw: dict[str, dict[str, float]] = {}
+        self.turns: Turns | None = None
+        """While the worker and an environment's take turns, what they have done."""
         self._init_args: tuple[Any, Any] = (None, None)
         self._weights: tuple[int, dict[str, Any] | None] | None = None
         self._published: Any = None
@@ -149,6 +153,9 @@ class PolicyProxy(Proxy):
 
     def begin_answer(self, env_rets: Sequence[EnvRet], *, deterministic: bool) -> Future:
         """Begin to act on `env_rets`; the answer is one response each."""
+        answer = None if self.turns is None else self.turns.take_answer()
+        if answer is not None:
+            return Done([answer])
         return self.begin("answer", list(env_rets), deterministic)
 
     def postprocess_each(

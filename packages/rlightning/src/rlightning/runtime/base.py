@@ -7,6 +7,7 @@ a worker does.
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, final
 
@@ -94,6 +95,10 @@ class Handle(ABC):
     """Its process; -1 before its first call."""
     address: str = ""
     """Where other machines reach the one that it is on; empty before its first call."""
+    is_near: bool = False
+    """Whether it is on this machine and can take turns with another one; see `Turns`."""
+    timeout_s: float = math.inf
+    """Longest wait for one call that does not say another."""
 
     @abstractmethod
     def call(

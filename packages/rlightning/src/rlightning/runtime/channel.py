@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import select
@@ -10,7 +11,6 @@ import shutil
 import socket
 import struct
 import tempfile
-import time
 from typing import TYPE_CHECKING, Any
 
 from rlightning.runtime.frames import ALIGNMENT, aligned, decode, encode
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
     from rlightning.runtime.frames import Buffer
 
-__all__ = ["Channel", "ChannelClosedError", "Listener", "connect", "packed"]
+__all__ = ["Channel", "ChannelClosedError", "Listener", "any_of", "connect", "packed"]
 
 _HEADER = struct.Struct("<IQ")
 _JOINED_BYTES = 1 << 16
 """Frames below that size are copied together and sent with one call."""
+_READ_AHEAD_BYTES = 1 << 17
+"""How much is read at once: a small frame whole."""
 _ZEROS = bytes(ALIGNMENT)
 
 
@@ -49,25 +51,48 @@ def packed(value: Any) -> list[Buffer]:
 
 
 class Channel:
-    """One end of a connection. Sending and receiving are each for one thread at a time."""
+    """One end of a connection. Sending and receiving are each for one thread at a time.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Args:
+        connection: the socket.
+        sealed: whether what is received stays closed until it is read; see `frames.decode`.
+    """
+
+    def __init__(self, connection: socket.socket, *, sealed: bool = False) -> None:
+        connection.settimeout(0.0)
         self._socket = connection
-        self._timeout_s: float | None = -1.0
+        self._sealed = sealed
+        self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._begin = self._end = 0  # of what was read ahead, and is not taken yet
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
 
     def send(self, pieces: list[Buffer], timeout_s: float | None = None) -> None:
         """Send what `packed` returned.
+
+        Args:
+            pieces: of the frame.
+            timeout_s: longest wait for room on the way; None waits until the other end is gone.
 
         Raises:
             TimeoutError: the other end does not read.
             ChannelClosedError: the other end is gone.
         """
-        self._set_timeout(timeout_s)
-        try:
-            for piece in pieces:
-                self._socket.sendall(piece)
-        except (BrokenPipeError, ConnectionError) as error:
-            raise ChannelClosedError(str(error)) from error
+        for piece in pieces:
+            view = memoryview(piece)
+            while view.nbytes:
+                try:
+                    view = view[self._socket.send(view) :]
+                except BlockingIOError:
+                    self._wait_for_room(timeout_s)
+                except OSError as error:
+                    raise ChannelClosedError(str(error)) from error
+
+    def _wait_for_room(self, timeout_s: float | None) -> None:
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        if not writable.poll(_milliseconds(timeout_s)):
+            raise TimeoutError("the other end does not read")
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Return the next value.
@@ -79,49 +104,90 @@ class Channel:
             TimeoutError: nothing came; the channel is of no use after that where a part had come.
             ChannelClosedError: the other end is gone.
         """
-        self._set_timeout(timeout_s)
-        header = bytearray(_HEADER.size)
-        self._fill(memoryview(header))
-        length, size = _HEADER.unpack(header)
+        while self._end - self._begin < _HEADER.size:
+            self._read_ahead(timeout_s)
+        length, size = _HEADER.unpack_from(self._ahead, self._begin)
+        self._begin += _HEADER.size
         outline = bytearray(length)
-        self._fill(memoryview(outline))
+        self._take(memoryview(outline), timeout_s)
         memory: np.ndarray[Any, Any] = aligned(size)
         if size:
-            self._fill(memoryview(memory.data))
-        return decode(outline, memory)
+            self._take(memoryview(memory.data), timeout_s)
+        return decode(outline, memory, sealed=self._sealed)
+
+    def _take(self, view: memoryview, timeout_s: float | None) -> None:
+        """Fill `view`: with what was read ahead, and what is too long for that from the socket."""
+        there = min(self._end - self._begin, view.nbytes)
+        view[:there] = self._ahead[self._begin : self._begin + there]
+        self._begin += there
+        while there < view.nbytes:
+            there += self._read(view[there:], timeout_s)
+
+    def _read_ahead(self, timeout_s: float | None) -> None:
+        """Read what has come, at least something, behind what was read ahead before."""
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif self._begin:  # the beginning of a header
+            rest = bytes(self._ahead[self._begin : self._end])
+            self._ahead[: len(rest)] = rest
+            self._begin, self._end = 0, len(rest)
+        self._end += self._read(self._ahead[self._end :], timeout_s)
+
+    def _read(self, view: memoryview, timeout_s: float | None) -> int:
+        while True:
+            if not self._readable.poll(_milliseconds(timeout_s)):
+                raise TimeoutError("the other end says nothing")
+            try:
+                count = self._socket.recv_into(view)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise ChannelClosedError(str(error)) from error
+            if count == 0:
+                raise ChannelClosedError("the other end is gone")
+            return count
 
     def poll(self, timeout_s: float) -> bool:
         """Return whether something has come, or the other end is gone, within `timeout_s`."""
-        deadline_s = time.monotonic() + timeout_s
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
-        while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if poller.poll(left_s * 1000):
-                return True
-            if left_s == 0.0:
-                return False
+        return self.has_more or bool(self._readable.poll(_milliseconds(timeout_s)))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something was read ahead."""
+        return self._begin < self._end
+
+    def fileno(self) -> int:
+        """Return the socket's number, for `select`."""
+        return self._socket.fileno()
 
     def close(self) -> None:
-        """Close this end; the other one is told."""
+        """Close this end; the other one is told, and so is a thread that waits at this one."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _set_timeout(self, timeout_s: float | None) -> None:
-        if timeout_s != self._timeout_s:
-            self._socket.settimeout(timeout_s)
-            self._timeout_s = timeout_s
 
-    def _fill(self, view: memoryview) -> None:
-        try:
-            while view.nbytes:
-                count = self._socket.recv_into(view)
-                if count == 0:
-                    raise ChannelClosedError("the other end is gone")
-                view = view[count:]
-        except ChannelClosedError:
-            raise
-        except ConnectionError as error:
-            raise ChannelClosedError(str(error)) from error
+def any_of(*ends: Channel | Listener, timeout_s: float | None = None) -> list[bool]:
+    """Wait until something has come at one of several ends, or its other end is gone.
+
+    Args:
+        *ends: channels, and listeners that wait for a connection.
+        timeout_s: longest wait; None waits for ever.
+
+    Returns:
+        At which.
+    """
+    poller = select.poll()
+    for end in ends:
+        poller.register(end, select.POLLIN)
+    ahead = [isinstance(end, Channel) and end.has_more for end in ends]
+    ready = {number for number, _ in poller.poll(0 if any(ahead) else _milliseconds(timeout_s))}
+    return [more or end.fileno() in ready for more, end in zip(ahead, ends, strict=True)]
+
+
+def _milliseconds(timeout_s: float | None) -> float | None:
+    """Return a timeout as `select.poll` takes it."""
+    return None if timeout_s is None or timeout_s == math.inf else timeout_s * 1000.0
 
 
 class Listener:
@@ -134,8 +200,16 @@ class Listener:
         self._socket.bind(self.path)
         self._socket.listen(1)
 
-    def accept(self, timeout_s: float) -> Channel:
+    def fileno(self) -> int:
+        """Return the socket's number, for `select`."""
+        return self._socket.fileno()
+
+    def accept(self, timeout_s: float, *, sealed: bool = False) -> Channel:
         """Return the connection; nobody else can connect after that.
+
+        Args:
+            timeout_s: longest wait for it.
+            sealed: see `Channel`.
 
         Raises:
             TimeoutError: nobody did.
@@ -145,7 +219,7 @@ class Listener:
             connection, _ = self._socket.accept()
         finally:
             self.close()
-        return Channel(connection)
+        return Channel(connection, sealed=sealed)
 
     def close(self) -> None:
         """Stop waiting."""
@@ -153,8 +227,13 @@ class Listener:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def connect(path: str, timeout_s: float) -> Channel:
+def connect(path: str, timeout_s: float, *, sealed: bool = False) -> Channel:
     """Return a connection to the `Listener` at `path`.
+
+    Args:
+        path: of the listener.
+        timeout_s: longest wait for it.
+        sealed: see `Channel`.
 
     Raises:
         ChannelClosedError: nobody listens there.
@@ -168,4 +247,4 @@ def connect(path: str, timeout_s: float) -> Channel:
         raise ChannelClosedError(f"cannot connect to a worker: {error}") from error
     with contextlib.suppress(OSError):
         os.unlink(path)
-    return Channel(connection)
+    return Channel(connection, sealed=sealed)

@@ -22,6 +22,7 @@ import numpy as np
 from rlightning.errors import RLightningError
 from rlightning.runtime.channel import Channel, ChannelClosedError, Listener, packed
 from rlightning.runtime.frames import UnframeableError
+from rlightning.runtime.turn_workers import CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -131,7 +132,8 @@ class Host:
         if request is None:
             return False
         self._number += 1
-        outcome = self._outcome(*request)
+        method, args, kwargs = request
+        outcome = self._outcome(method, args, kwargs, channel)
         logs = self._logs.take()
         if not isinstance(outcome, Failure):
             try:
@@ -149,11 +151,24 @@ class Host:
         """Return the outcome of a call over the socket that no frame could carry."""
         return self._kept.pop(number)
 
-    def _outcome(self, method: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _outcome(
+        self,
+        method: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        channel: Channel | None = None,
+    ) -> Any:
         try:
+            if channel is not None and method in CALLS:
+                return CALLS[method](self._target, channel, self._say, *args)
             return getattr(self._target, method)(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  # a process's border: raised again by the caller
             return self.failure(error)
+
+    def _say(self, part: Any) -> None:
+        """Tell who called something before the answer."""
+        if self._channel is not None:
+            self._channel.send(packed([None, part, self._logs.take()]))
 
     def failure(self, error: Exception) -> Failure:
         """Return `error` as something that can travel."""

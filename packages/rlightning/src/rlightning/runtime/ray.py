@@ -44,6 +44,7 @@ from ray.util.scheduling_strategies import (
 from rlightning.errors import ConfigError, WorkerLostError
 from rlightning.runtime.base import Failed, Future, Handle, Runtime, WorkerSpec
 from rlightning.runtime.channel import Channel, ChannelClosedError, connect, packed
+from rlightning.runtime.channel_future import ChannelFuture
 from rlightning.runtime.frames import UnframeableError
 from rlightning.runtime.host import Failure, Host, WorkerSetup
 from rlightning.runtime.placement_plan import Bundle, Node
@@ -51,7 +52,7 @@ from rlightning.utils.logger import get_logger, get_metrics_logger
 from rlightning.utils.seeding import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["RayRuntime"]
 
@@ -299,23 +300,28 @@ class _RayHandle(Handle):
         self.name = spec.name
         self.node = spec.options.get("node")
         self.stopped = False
-        self._timeout_s = spec.timeout_s
+        self.timeout_s = spec.timeout_s
         self._actor = actor
         self._starting = _RayFuture(self, started, start_timeout_s)
         self._here = here
         self._path: str | None = None
         self._channel: Channel | None = None
         self._serving: Any = None
-        self._unanswered: collections.deque[_ChannelFuture] = collections.deque()
+        self._unanswered: collections.deque[ChannelFuture] = collections.deque()
         self._lost: WorkerLostError | None = None
         self._lock = threading.RLock()
 
     # ---- calls ---------------------------------------------------------------------------------
 
+    @property
+    def is_near(self) -> bool:  # type: ignore[override]  # known once it has started
+        """Whether calls that fit a frame go over a socket."""
+        return self._path is not None and self._lost is None
+
     def call(
         self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
     ) -> Future:
-        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._lock:
             try:
                 self._wait_until_started()
@@ -346,12 +352,12 @@ class _RayHandle(Handle):
                 self._path = path
 
     def _send(self, pieces: list[Any], method: str, limit_s: float) -> Future:
-        future = _ChannelFuture(self, method, limit_s)
+        future = ChannelFuture(self, method, limit_s)
         try:
             if self._serving is None:
                 self._serving = self._actor.serve.remote()
             if self._channel is None:
-                self._channel = connect(str(self._path), _CONNECT_S)
+                self._channel = connect(str(self._path), _CONNECT_S, sealed=True)
             self._channel.send(pieces, limit_s)
         except ChannelClosedError:
             raise self.lose() from None
@@ -365,11 +371,11 @@ class _RayHandle(Handle):
         while self._unanswered:
             self.receive()
         if self._serving is not None and self._channel is not None:
-            self._channel.send(packed(None), self._timeout_s)
+            self._channel.send(packed(None), self.timeout_s)
             self._serving = None
 
     def receive(self) -> None:
-        """Take the oldest answer that is missing from the socket.
+        """Take the oldest answer that is missing from the socket, or a part of it.
 
         Raises:
             WorkerLostError: it will never come.
@@ -383,26 +389,27 @@ class _RayHandle(Handle):
             raise self.lose() from None
         except TimeoutError:
             raise self.expire(future.method, future.limit_s) from None
-        self._unanswered.popleft()
         framed, content, logs = answer
         self.relay(logs)
+        if framed is None:  # something before the answer
+            future.parts.append(content)
+            return
+        self._unanswered.popleft()
         if framed:
             future.outcome = content
         else:
             self._leave()
-            fetched = _RayFuture(self, self._actor.fetch.remote(content), self._timeout_s)
+            fetched = _RayFuture(self, self._actor.fetch.remote(content), self.timeout_s)
             future.outcome = fetched.outcome()
         future.answered = True
 
-    def wait_for(self, future: _ChannelFuture, timeout_s: float | None) -> bool:
-        """Take answers until that of `future` is there; return whether it is in time.
-
-        Raises:
-            WorkerLostError: it will never come.
-        """
+    def wait_until(
+        self, ready: Callable[[], bool], future: ChannelFuture, timeout_s: float | None
+    ) -> bool:
+        """Take answers until `ready()`, with that of `future` at the latest; see `Line`."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
-            while not future.answered:
+            while not ready():
                 if self._lost is not None:
                     raise self._lost
                 if deadline_s is not None and self._channel is not None:
@@ -492,41 +499,6 @@ def _out_of_memory(text: str, pid: int) -> str:
         f"it was killed because its node ran out of memory{on_node}{of_worker}. Start fewer or "
         "smaller workers, or add memory"
     )
-
-
-@final
-class _ChannelFuture(Future):
-    """An answer over the socket; answers come in the order of the calls."""
-
-    def __init__(self, handle: _RayHandle, method: str, limit_s: float) -> None:
-        self.method = method
-        self.limit_s = limit_s
-        self.outcome: Any = None
-        self.answered = False
-        self._handle = handle
-        self._expires_s = time.monotonic() + limit_s
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the worker counts as dead; never none at all, which would not wait."""
-        return max(0.001, self._expires_s - time.monotonic())
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the worker counts as dead."""
-        return time.monotonic() >= self._expires_s
-
-    def poll(self, timeout_s: float = 0.0) -> bool:
-        try:
-            return self._handle.wait_for(self, timeout_s)
-        except WorkerLostError:
-            return True
-
-    def result(self) -> Any:
-        self._handle.wait_for(self, None)
-        if isinstance(self.outcome, Failure):
-            self.outcome.raise_(self._handle.name)
-        return self.outcome
 
 
 @final

@@ -40,6 +40,7 @@ class Supervised(Handle):
         self._first_error: WorkerLostError | None = None
         self._handle = runtime.spawn(spec)
         self.node = self._handle.node
+        self.timeout_s = spec.timeout_s
 
     @property
     def pid(self) -> int:  # type: ignore[override]  # of the worker that is alive now
@@ -50,6 +51,11 @@ class Supervised(Handle):
     def address(self) -> str:  # type: ignore[override]  # of the worker that is alive now
         """Where other machines reach the one that the worker is on."""
         return self._handle.address
+
+    @property
+    def is_near(self) -> bool:  # type: ignore[override]  # of the worker that is alive now
+        """Whether the worker that is alive now can take turns with another one."""
+        return self._handle.is_near
 
     def call(
         self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
