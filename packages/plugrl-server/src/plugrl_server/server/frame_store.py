@@ -67,7 +67,7 @@ class FrameStore:
         self._algorithm, self._metrics, self._clients = algorithm, metrics, clients
         self._takes_batches = algorithm.takes_batches
         self._reports: list[tuple[Report, Any]] = []
-        self._rows = 0
+        self._rows = self._most_rows = 0
         self._holds_images = False
 
     def __len__(self) -> int:
@@ -81,12 +81,15 @@ class FrameStore:
 
     def take(self, report: Report) -> bool:
         """Take a report; true if all must be stored now, before anything else happens."""
-        claim = report.client.envs.claim(report.feedback)
+        feedback = report.feedback
+        claim = report.client.envs.claim(feedback)
+        if not self._reports:  # only storing changes it
+            self._most_rows = self._algorithm.frames_before_control()
         self._reports.append((report, claim))
-        self._rows += len(report.feedback.env_indices)
-        if report.feedback.observation.images:
+        self._rows += len(feedback.env_indices)
+        if feedback.observation.images:
             self._holds_images = True
-        return claim is None or self._rows > self._algorithm.frames_before_control()
+        return claim is None or self._rows > self._most_rows
 
     def store(self, version: int, *, learner_is_busy: bool) -> MetricDict:
         """Give the algorithm what it may learn from.

@@ -236,10 +236,10 @@ class Trainer:
         if len(self._inbox) >= _MAX_INBOX:
             raise RuntimeError(f"{_MAX_INBOX} messages wait; the acting thread does not keep up")
         self._inbox.append(item)
-        if not self._may_inline():
-            self._wake.set()
-        elif at_once:
+        if at_once:
             self._act_inline()
+        elif not self._may_inline():
+            self._wake.set()
         elif not self._inline_scheduled and self._loop is not None:
             # After this round of the loop: what other clients sent meanwhile joins the batch.
             self._inline_scheduled = True
@@ -378,20 +378,22 @@ class Trainer:
             self._blame(batch, error)
             return
         now_s, metrics = self._clock(), self.metrics
-        elapsed_s = now_s - started_s
-        self._guard.note_infer(elapsed_s)
-        metrics.infer_s.add(elapsed_s)
-        metrics.batch_rows.add(sum([request.rows for request in batch]))
-        answers = []
-        for request, (client, infer), result in zip(batch, asks, results, strict=True):
-            metrics.queue_s.add(started_s - request.arrived_s)
-            client.envs.acted(infer.env_indices, result.step)
-            note_answer(client.session, now_s)
-            answers.append((client.connection, result.action))
+        answers = [
+            (ask.client.connection, result.action)
+            for ask, result in zip(asks, results, strict=True)
+        ]
+        # Clients need not wait for what follows; it is done before their feedback is looked at.
         if inline:
             self._send(answers)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._send, answers)
+        self._guard.note_infer(now_s - started_s)
+        metrics.infer_s.add(now_s - started_s)
+        metrics.batch_rows.add(sum([request.rows for request in batch]))
+        for request, (client, infer), result in zip(batch, asks, results, strict=True):
+            metrics.queue_s.add(started_s - request.arrived_s)
+            client.envs.acted(infer.env_indices, result.step)
+            note_answer(client.session, now_s)
 
     @staticmethod
     def _send(answers: list[tuple[Connection, Any]]) -> None:
