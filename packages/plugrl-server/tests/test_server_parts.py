@@ -259,11 +259,17 @@ def infer(*values):
 
 def test_a_batch_is_cut_apart_time_first():
     inference = Inference(Scripted(lambda obs: np.repeat(obs["states"]["x"][:, None], 2, axis=1)))
-    results = inference.run([infer(1, 2), infer(3)], ("layout",))
-    assert [result.action.shape for result in results] == [(2, 2, 1), (2, 1, 1)]
-    assert results[1].action.ravel().tolist() == [3.0, 3.0]
-    assert [result.step.start for result in results] == [0, 2]
-    assert not results[0].step.is_whole
+    inferred = inference.run([infer(1, 2), infer(3)], ("layout",))
+    assert [action.shape for action in inferred.actions] == [(2, 2, 1), (2, 1, 1)]
+    assert inferred.actions[1].ravel().tolist() == [3.0, 3.0]
+    steps = inferred.steps()
+    assert [(step.start, step.rows_left, step.is_whole) for step in steps] == [
+        (0, 2, False),
+        (2, 1, False),
+    ]
+    assert steps[0].sampled is steps[1].sampled
+    (whole,) = inference.run([infer(1, 2)], ("layout",)).steps()
+    assert whole.is_whole
 
 
 @pytest.mark.parametrize(

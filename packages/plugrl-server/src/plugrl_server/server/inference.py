@@ -6,7 +6,7 @@ Knows nothing about threads or sockets.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Inference",
-    "InferenceResult",
+    "Inferred",
     "Layout",
     "describe_observation",
     "layout_of_observation",
@@ -58,16 +58,33 @@ def describe_observation(layout: Layout) -> str:
     return ",".join(parts) or "nothing"
 
 
-class InferenceResult(NamedTuple):
-    """What one request of a batch gets.
+@dataclass(slots=True, eq=False)
+class Inferred:
+    """What came of one batch.
 
     Attributes:
-        action: ``[H, n, *A]``, time first.
-        step: to be remembered until the feedback.
+        actions: one per request, ``[H, n, *A]``, time first.
     """
 
-    action: Array
-    step: InferStep
+    actions: list[Array]
+    _algorithm: BaseAlgorithm
+    _obs: dict[str, Any]
+    _runtime_state: Any
+    _rows: list[int]
+
+    def steps(self) -> list[InferStep]:
+        """Give what is to be remembered of each request until its feedback; ask once.
+
+        Apart from the actions, because nobody waits for it.
+        """
+        algorithm, counts = self._algorithm, self._rows
+        sampled = Sampled(self._obs, self._runtime_state, algorithm.derive_train_state)
+        version, is_whole = algorithm.current_version, len(counts) == 1
+        steps, start = [], 0
+        for rows in counts:
+            steps.append(InferStep(sampled, version, start, is_whole, rows))
+            start += rows
+        return steps
 
 
 @dataclass(slots=True)
@@ -78,7 +95,7 @@ class Inference:
     _per_row: tuple[int, ...] | None = None
     _known_good: Layout | None = None
 
-    def run(self, requests: Sequence[Infer], layout: Layout) -> list[InferenceResult]:
+    def run(self, requests: Sequence[Infer], layout: Layout) -> Inferred:
         """Act for several requests of one layout at once.
 
         Raises:
@@ -88,24 +105,17 @@ class Inference:
         algorithm = self.algorithm
         obs = concatenate([request.observation.to_wire() for request in requests])
         action, runtime_state = algorithm.infer(obs)
-        sampled = Sampled(obs, runtime_state, algorithm.derive_train_state)
-        rows = sum([len(request.env_indices) for request in requests])
-        self._check(action, rows)
+        counts = [len(request.env_indices) for request in requests]
+        self._check(action, sum(counts))
         self._known_good = layout
-        by_time, version = action.swapaxes(0, 1), algorithm.current_version
-        if len(requests) == 1:
-            return [
-                InferenceResult(
-                    by_time, InferStep(sampled, version, 0, is_whole=True, rows_left=rows)
-                )
-            ]
-        results, start = [], 0
-        for request in requests:
-            n = len(request.env_indices)
-            step = InferStep(sampled, version, start, n == rows, n)
-            results.append(InferenceResult(by_time[:, start : start + n], step))
-            start += n
-        return results
+        by_time = action.swapaxes(0, 1)
+        actions, start = [by_time], 0
+        if len(counts) > 1:
+            actions = []
+            for rows in counts:
+                actions.append(by_time[:, start : start + rows])
+                start += rows
+        return Inferred(actions, algorithm, obs, runtime_state, counts)
 
     def _check(self, action: Any, rows: int) -> None:
         is_batch = isinstance(action, np.ndarray) and action.ndim >= 2 and len(action) == rows

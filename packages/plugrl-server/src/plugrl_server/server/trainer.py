@@ -370,7 +370,7 @@ class Trainer:
             chains = [ask.client.envs.chains_of(ask.infer.env_indices) for ask in asks]
             self.algorithm.expect_chains(list(itertools.chain.from_iterable(chains)))
         try:
-            results = self._inference.run([ask.infer for ask in asks], layout)
+            inferred = self._inference.run([ask.infer for ask in asks], layout)
         except WorkerLostError:  # nobody's request is to blame
             raise
         except Exception as error:  # noqa: BLE001  # the border to users' policies
@@ -379,8 +379,8 @@ class Trainer:
             return
         now_s, metrics = self._clock(), self.metrics
         answers = [
-            (ask.client.connection, result.action)
-            for ask, result in zip(asks, results, strict=True)
+            (ask.client.connection, action)
+            for ask, action in zip(asks, inferred.actions, strict=True)
         ]
         # Clients need not wait for what follows; it is done before their feedback is looked at.
         if inline:
@@ -390,9 +390,9 @@ class Trainer:
         self._guard.note_infer(now_s - started_s)
         metrics.infer_s.add(now_s - started_s)
         metrics.batch_rows.add(sum([request.rows for request in batch]))
-        for request, (client, infer), result in zip(batch, asks, results, strict=True):
+        for request, (client, infer), step in zip(batch, asks, inferred.steps(), strict=True):
             metrics.queue_s.add(started_s - request.arrived_s)
-            client.envs.acted(infer.env_indices, result.step)
+            client.envs.acted(infer.env_indices, step)
             note_answer(client.session, now_s)
 
     @staticmethod
