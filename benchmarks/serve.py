@@ -11,7 +11,10 @@ figures are medians over the turns.
   forward pass as it is in a tight loop; between system calls the same code runs cold.
 - ``server`` is plugrl-server with ``gaussian-policy``.
 
-    python benchmarks/serve.py [--quick] [--library websockets|picows]
+Each figure is kept when it is measured: a run that was cut off goes on where it stopped, if the
+commit is the same. ``--quick`` and ``--only`` keep nothing.
+
+    python benchmarks/serve.py [--quick] [--library websockets|picows] [--only latency ...]
 """
 
 import argparse
@@ -27,7 +30,7 @@ import threading
 import time
 
 import numpy as np
-from common import write_result
+from common import RESULTS, commit, write_result
 
 STATE_DIM, ACTION_DIM = 17, 6
 CONNECTIONS = (1, 2, 4, 8, 16, 32)
@@ -242,17 +245,29 @@ def time_stages():
 
 
 @contextlib.contextmanager
-def server(role, args, *, images=0, envs=1):
-    """Run a server process; yield (process, port)."""
-    command = [sys.executable, __file__, "--role", role, "--images", str(images)]
-    command += ["--library", args.library, "--envs", str(envs)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def servers(roles, args, *, images=0, envs=1):
+    """Run a process per role, which start beside each other; yield (process, port) of each."""
+    command = [sys.executable, __file__, "--images", str(images), "--envs", str(envs)]
+    command += ["--library", args.library]
+    processes = [
+        subprocess.Popen([*command, "--role", role], stdout=subprocess.PIPE, text=True)
+        for role in roles
+    ]
     try:
-        # The server prints its port, and stages what they took when it ends.
-        yield process, int(process.stdout.readline())
+        # A server prints its port, and stages what they took when it ends.
+        yield [(process, int(process.stdout.readline())) for process in processes]
     finally:
-        process.terminate()
-        process.wait(30)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+@contextlib.contextmanager
+def server(role, args):
+    """Run one server process; yield (process, port)."""
+    with servers([role], args) as [one]:
+        yield one
 
 
 # -------------------------------------------------------------------------------------------- load
@@ -339,9 +354,9 @@ def latency(args, *, images):
     times = {name: [] for name in (*roles, "forward")}
     cpu_us = dict.fromkeys(times, 0.0)
     with contextlib.ExitStack() as stack:
+        started = stack.enter_context(servers(roles.values(), args, images=images))
         players = {}
-        for name, role in roles.items():
-            process, port = stack.enter_context(server(role, args, images=images))
+        for name, (process, port) in zip(roles, started, strict=True):
             players[name] = process, Player(port, args, images=images)
             stack.callback(players[name][1].close)
         for _, player in players.values():
@@ -374,17 +389,14 @@ def latency(args, *, images):
 
 def throughput(args, connections, *, envs=1):
     """Requests per second of several connections: echoes and server in turn."""
-    turns, duration_s = (2, 1.0) if args.quick else (5, 2.0)
+    turns, duration_s = (2, 0.5) if args.quick else (5, 1.0)
     roles = {"echo": "echo", "link": "link", "server": "plugrl"}
     rates, cores, load = ({name: [] for name in roles} for _ in range(3))
-    with contextlib.ExitStack() as stack:
-        servers = {
-            name: stack.enter_context(server(role, args, envs=envs)) for name, role in roles.items()
-        }
-        for _, port in servers.values():
-            asyncio.run(many(port, connections, 0.5, envs=envs))
+    with servers(roles.values(), args, envs=envs) as started:
+        for _, port in started:
+            asyncio.run(many(port, connections, 0.2, envs=envs))
         for _ in range(turns):
-            for name, (process, port) in servers.items():
+            for name, (process, port) in zip(roles, started, strict=True):
                 before, own_s = cpu_s(process.pid), time.process_time()
                 started_s = time.perf_counter()
                 rates[name].append(asyncio.run(many(port, connections, duration_s, envs=envs)))
@@ -541,6 +553,17 @@ def judge(figures):
     }
 
 
+def measure(names, args, figures, kept=None):
+    """Measure and print figures that are not there yet; keep them after each in a file."""
+    for name in names:
+        if name not in figures:
+            figures[name] = {key: float(value) for key, value in FIGURES[name](args).items()}
+            if kept is not None:
+                kept.write_text(json.dumps(figures))
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in figures[name].items())
+        print(f"{name:24} {shown}", flush=True)
+
+
 def main():
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -556,18 +579,18 @@ def main():
         return serve_echo(args)
     if args.role is not None:
         return serve_plugrl(args)
-    figures = {}
-    for name in args.only or FIGURES:
-        figures[name] = {key: float(value) for key, value in FIGURES[name](args).items()}
-        shown = "  ".join(f"{key} {value:.4g}" for key, value in figures[name].items())
-        print(f"{name:24} {shown}", flush=True)
     if args.only:
-        return None
+        return measure(args.only, args, {})
+    kept = None if args.quick else RESULTS / f"serve-{args.library}-{commit()}.tmp"
+    figures = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    measure(FIGURES, args, figures, kept)
     goals = {goal: bool(holds) for goal, holds in judge(figures).items()}
     for goal, holds in goals.items():
         print(f"{'holds' if holds else 'FAILS':6} {goal}")
-    load = {"library": args.library, "load_average_at_end": os.getloadavg()[0]}
-    write_result("serve", figures, goals=goals, **load)
+    if kept is not None:
+        load = {"library": args.library, "load_average_at_end": os.getloadavg()[0]}
+        write_result("serve", figures, goals=goals, **load)
+        kept.unlink()
     return None
 
 
