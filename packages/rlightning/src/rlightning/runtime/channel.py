@@ -108,12 +108,21 @@ class Channel:
             self._read_ahead(timeout_s)
         length, size = _HEADER.unpack_from(self._ahead, self._begin)
         self._begin += _HEADER.size
-        outline = bytearray(length)
-        self._take(memoryview(outline), timeout_s)
+        outline = self._take_outline(length, timeout_s)
         memory: np.ndarray[Any, Any] = aligned(size)
         if size:
-            self._take(memoryview(memory.data), timeout_s)
+            self._take(memory.data, timeout_s)
         return decode(outline, memory, sealed=self._sealed)
+
+    def _take_outline(self, length: int, timeout_s: float | None) -> bytes:
+        end = self._begin + length
+        if end <= self._end:
+            outline = bytes(self._ahead[self._begin : end])
+            self._begin = end
+            return outline
+        room = bytearray(length)
+        self._take(memoryview(room), timeout_s)
+        return bytes(room)
 
     def _take(self, view: memoryview, timeout_s: float | None) -> None:
         """Fill `view`: with what was read ahead, and what is too long for that from the socket."""

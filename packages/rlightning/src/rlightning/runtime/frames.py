@@ -13,9 +13,14 @@ them sealed (`rlightning.runtime.sealed`); they are written again as they came.
 from __future__ import annotations
 
 import collections
+import functools
 import marshal
+import math
+import struct
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +34,7 @@ from rlightning.runtime.sealed import (
 from rlightning.types import EnvRet, PolicyResponse, to_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
 __all__ = [
     "ALIGNMENT",
@@ -52,6 +57,9 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 _DTYPES = {char: np.dtype(char) for char in "?bBhHiIlLqQefdgFDG"}
 """What arrays may hold: booleans and numbers, by the letter for them."""
 _BFLOAT16 = "bfloat16"
+_STAMP = struct.Struct("<q")
+"""When an `EnvRet` or a `PolicyResponse` was sent: the first thing in its memory, since outlines
+are those of the step before."""
 Buffer = Any
 """Something that has the buffer protocol."""
 Memory = Any
@@ -75,7 +83,7 @@ def encode(value: Any) -> tuple[bytes, list[Buffer], int]:
     return marshal.dumps(outline, _FORMAT), writer.buffers, writer.size
 
 
-def decode(outline: bytes | bytearray, memory: Memory, *, sealed: bool = False) -> Any:
+def decode(outline: bytes, memory: Memory, *, sealed: bool = False) -> Any:
     """Return the value that `encode` was given; its arrays are views of `memory`.
 
     Args:
@@ -83,14 +91,32 @@ def decode(outline: bytes | bytearray, memory: Memory, *, sealed: bool = False) 
         memory: ``[size]`` uint8, aligned to 64 bytes, writable.
         sealed: whether each `EnvRet` and `PolicyResponse` stays closed until it is read.
     """
-    return _Reader(memory, sealed=sealed).value(marshal.loads(outline))
+    return _reader(outline, sealed=sealed, as_arrays=False)(memory)
 
 
 def aligned(size: int) -> np.ndarray[Any, Any]:
     """Return ``[size]`` uint8 of new memory that begins at a multiple of 64 bytes."""
+    if size > _SMALL_BYTES:
+        return _new(size)
+    with _piece_lock:
+        piece: np.ndarray[Any, Any] = _pieces[0]
+        if len(piece) < size:
+            piece = _new(_PIECE_BYTES)
+        _pieces[0] = piece[size + -size % ALIGNMENT :]
+    return piece[:size]
+
+
+def _new(size: int) -> np.ndarray[Any, Any]:
     room = np.empty(size + ALIGNMENT, dtype=np.uint8)
     start = -room.ctypes.data % ALIGNMENT if size else 0
     return room[start : start + size]
+
+
+_SMALL_BYTES, _PIECE_BYTES = 1 << 12, 1 << 16
+"""Small pieces of memory are cut from larger ones: to ask where memory begins takes longer than
+all else that is done with it."""
+_pieces = [_new(0)]
+_piece_lock = threading.Lock()
 
 
 def with_arrays(response: PolicyResponse) -> PolicyResponse:
@@ -110,10 +136,8 @@ def sealed_copy(value: Any) -> Any:
     """
     outline, buffers, size = encode(value)
     memory = aligned(size)
-    start = 0
-    for buffer in buffers:
-        memory[start : start + len(buffer)] = np.frombuffer(buffer, np.uint8)
-        start += len(buffer) + -len(buffer) % ALIGNMENT
+    joined = b"".join([_filled_up(buffer) for buffer in buffers])
+    memory[:] = np.frombuffer(joined, np.uint8)
     return decode(outline, memory, sealed=True)
 
 
@@ -129,8 +153,8 @@ def opened(response: Any, *, as_arrays: bool = False) -> Any:
         return response
     memory = aligned(len(content.memory))
     memory[:] = content.memory
-    inside = (content.outline, 0, len(memory), as_arrays or content.as_arrays)
-    return _Reader(memory).response(("R", response.env_id, response.ts_policy_sent_ns, *inside))
+    mine = _Content(content.outline, memory, as_arrays=as_arrays or content.as_arrays)
+    return _response(response.env_id, response.ts_policy_sent_ns, mine)
 
 
 class _Content:
@@ -143,9 +167,12 @@ class _Content:
         self.memory = memory
         self.as_arrays = as_arrays
 
-    def read(self) -> list[Any]:
-        reader = _Reader(self.memory, as_arrays=self.as_arrays)
-        return [reader.value(node) for node in marshal.loads(self.outline)]
+    def read(self) -> Any:
+        reader = _reader(self.outline, sealed=False, as_arrays=self.as_arrays)
+        return reader(self.memory)
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class _Writer:
@@ -199,7 +226,7 @@ class _Writer:
     def env_ret(self, value: EnvRet) -> Any:
         content = content_of(value)
         if content is not None:
-            return self._again("E", value.env_id, value.ts_env_sent_ns, content)
+            return self._again("E", value.env_id, content)
         fields = (
             value.observation,
             value.last_reward,
@@ -213,23 +240,22 @@ class _Writer:
     def response(self, value: PolicyResponse) -> Any:
         content = content_of(value)
         if content is not None:
-            return self._again("R", value.env_id, value.ts_policy_sent_ns, content)
+            return self._again("R", value.env_id, content)
         return self._inside("R", value.env_id, value.ts_policy_sent_ns, (value.extras,))
 
     def _inside(self, tag: str, env_id: str, sent_ns: int, fields: tuple[Any, ...]) -> Any:
-        writer = _Writer()
-        outline = marshal.dumps(tuple(map(writer.outline, fields)), _FORMAT)
+        outline, buffers, size = _inside((tag, env_id), fields)
         start = self.size
-        self.buffers += writer.buffers
-        self.size = start + writer.size
-        return (tag, env_id, sent_ns, outline, start, writer.size, False)
+        self.buffers.append(_STAMP.pack(sent_ns).ljust(ALIGNMENT, b"\0"))
+        self.buffers += buffers
+        self.size = start + ALIGNMENT + size
+        return (tag, env_id, outline, start, ALIGNMENT + size, False)
 
-    def _again(self, tag: str, env_id: str, sent_ns: int, content: _Content) -> Any:
+    def _again(self, tag: str, env_id: str, content: _Content) -> Any:
         start, size = self.size, len(content.memory)
-        if size:
-            self.buffers.append(content.memory)
-            self.size = start + size
-        return (tag, env_id, sent_ns, content.outline, start, size, content.as_arrays)
+        self.buffers.append(content.memory)
+        self.size = start + size
+        return (tag, env_id, content.outline, start, size, content.as_arrays)
 
     def _of_torch(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -247,6 +273,25 @@ class _Writer:
         raise UnframeableError(f"a {type(value).__name__} is no number, string, array or container")
 
 
+def _inside(key: tuple[str, str], fields: tuple[Any, ...]) -> tuple[bytes, list[Buffer], int]:
+    """Return what `encode` does of `fields`, which mostly look like those before under this key."""
+    known = _known.get(key)
+    if known is not None and known.write is not None:
+        try:
+            return known.outline, known.write(fields), known.size
+        except _DiffersError:
+            pass
+    writer = _Writer()
+    writer.size = ALIGNMENT  # behind the time stamp
+    outline = marshal.dumps(writer.outline(fields), _FORMAT)
+    size = writer.size - ALIGNMENT
+    if len(_known) >= _MOST_KNOWN:
+        _known.clear()
+    again = known is not None and known.outline == outline
+    _known[key] = _Known(outline, size, _writer(outline) if again else None)
+    return outline, writer.buffers, size
+
+
 _WRITERS: dict[type[Any], Callable[[_Writer, Any], Any]] = {
     np.ndarray: _Writer.array,
     dict: _Writer.dictionary,
@@ -260,6 +305,120 @@ _WRITERS: dict[type[Any], Callable[[_Writer, Any], Any]] = {
 }
 
 
+class _DiffersError(Exception):
+    """A value does not look like the one before."""
+
+
+Write = Callable[[Any], list[Buffer]]
+"""Returns the memory of a value's arrays, if it looks as expected."""
+
+
+class _Known(NamedTuple):
+    """What an `EnvRet` or a `PolicyResponse` of somebody looked like."""
+
+    outline: bytes
+    size: int
+    write: Write | None
+    """Writes the next one; None where there were not two of a kind yet."""
+
+
+_known: dict[tuple[str, str], _Known] = {}
+_MOST_KNOWN = 256
+
+
+@functools.lru_cache(maxsize=_MOST_KNOWN)
+def _writer(outline: bytes) -> Write | None:
+    """Return what writes values with this outline; None where that saves nothing."""
+    try:
+        checks = _Expected().of(marshal.loads(outline))
+    except KeyError:  # something seldom, or never the same
+        return None
+
+    def write(value: Any) -> list[Buffer]:
+        buffers: list[Buffer] = []
+        checks(value, buffers)
+        return buffers
+
+    return write
+
+
+class _Expected:
+    """Makes functions that check a value against an outline and collect its memory."""
+
+    def of(self, node: Any) -> Callable[[Any, list[Buffer]], None]:
+        if type(node) is tuple:
+            return _EXPECTED[node[0]](self, node)
+        kind = type(node)
+        if kind is float:
+            raise KeyError(node)  # of equal ones, 0.0 and -0.0 are not the same
+
+        def check(value: Any, _: list[Buffer]) -> None:
+            if type(value) is not kind or value != node:
+                raise _DiffersError
+
+        return check
+
+    def array(self, node: Any) -> Callable[[Any, list[Buffer]], None]:
+        _, char, shape, _ = node
+        kind, dtype = np.ndarray, _DTYPES[char]
+        size = dtype.itemsize * math.prod(shape)
+        taken, small = size + -size % ALIGNMENT, size <= _COPIED_BYTES
+
+        def check(value: Any, buffers: list[Buffer]) -> None:
+            if type(value) is not kind or value.dtype is not dtype or value.shape != shape:
+                raise _DiffersError
+            buffers.append(value.tobytes().ljust(taken, b"\0") if small else _flat(value))
+
+        return check
+
+    def tensor(self, node: Any) -> Callable[[Any, list[Buffer]], None]:
+        _, char, shape, start = node
+        import torch
+
+        kind, strided = torch.Tensor, torch.strided
+        dtype = torch.from_numpy(np.empty(0, _DTYPES[char])).dtype
+        collect = self.array(("a", char, shape, start))
+
+        def check(value: Any, buffers: list[Buffer]) -> None:
+            same = type(value) is kind and value.dtype is dtype and value.layout is strided
+            if not same or value.requires_grad or not value.is_cpu:
+                raise _DiffersError
+            collect(value.numpy(), buffers)
+
+        return check
+
+    def dictionary(self, node: Any) -> Callable[[Any, list[Buffer]], None]:
+        _, keys, nodes = node
+        checks = [self.of(item) for item in nodes]
+
+        def check(value: Any, buffers: list[Buffer]) -> None:
+            if type(value) is not dict or tuple(value) != keys:
+                raise _DiffersError
+            for one, item in zip(checks, value.values(), strict=True):
+                one(item, buffers)
+
+        return check
+
+    def tuple_(self, node: Any) -> Callable[[Any, list[Buffer]], None]:
+        checks = [self.of(item) for item in node[1:]]
+
+        def check(value: Any, buffers: list[Buffer]) -> None:
+            if type(value) is not tuple or len(value) != len(checks):
+                raise _DiffersError
+            for one, item in zip(checks, value, strict=True):
+                one(item, buffers)
+
+        return check
+
+
+_EXPECTED: dict[str, Callable[[_Expected, Any], Callable[[Any, list[Buffer]], None]]] = {
+    "a": _Expected.array,
+    "t": _Expected.tensor,
+    "d": _Expected.dictionary,
+    "u": _Expected.tuple_,
+}
+
+
 def _plain(tensor: Any) -> Any:
     """Return `tensor` on the CPU, without a gradient, as its memory says."""
     return tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -269,86 +428,124 @@ def _flat(array: np.ndarray[Any, Any]) -> Buffer:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-class _Reader:
-    __slots__ = ("_as_arrays", "_memory", "_sealed")
+def _filled_up(buffer: Buffer) -> Buffer:
+    rest = -len(buffer) % ALIGNMENT
+    return bytes(buffer) + bytes(rest) if rest else buffer
 
-    def __init__(self, memory: Memory, *, sealed: bool = False, as_arrays: bool = False) -> None:
-        self._memory = memory
+
+# ---- reading -------------------------------------------------------------------------------------
+
+Read = Callable[[Memory], Any]
+"""Makes a value of the memory of a frame."""
+
+
+@functools.lru_cache(maxsize=256)
+def _reader(outline: bytes, *, sealed: bool, as_arrays: bool) -> Read:
+    """Return what reads frames with this outline: most are like one that came before."""
+    return _Form(sealed=sealed, as_arrays=as_arrays).of(marshal.loads(outline))
+
+
+class _Form:
+    """Makes readers of outlines."""
+
+    def __init__(self, *, sealed: bool, as_arrays: bool) -> None:
         self._sealed = sealed
         self._as_arrays = as_arrays
 
-    def value(self, node: Any) -> Any:
-        return node if type(node) is not tuple else _READERS[node[0]](self, node)
+    def of(self, node: Any) -> Read:
+        if type(node) is not tuple:
+            return lambda _: node
+        return _FORMS[node[0]](self, node)
 
-    def array(self, node: Any) -> np.ndarray[Any, Any]:
+    def _several(self, nodes: Sequence[Any]) -> Callable[[Memory], list[Any]]:
+        if tuple not in set(map(type, nodes)):
+            return lambda _: list(nodes)
+        readers = [self.of(node) for node in nodes]
+        return lambda memory: [read(memory) for read in readers]
+
+    def array(self, node: Any) -> Read:
         _, char, shape, start = node
-        return np.ndarray(shape, _DTYPES[char], self._memory, start)
+        make, dtype = np.ndarray, _DTYPES[char]
+        return lambda memory: make(shape, dtype, memory, start)
 
-    def scalar(self, node: Any) -> Any:
-        return self.array(node)[()]
+    def scalar(self, node: Any) -> Read:
+        read = self.array(node)
+        return lambda memory: read(memory)[()]
 
-    def dictionary(self, node: Any) -> Any:
-        return dict(zip(node[1], map(self.value, node[2]), strict=True))
+    def dictionary(self, node: Any) -> Read:
+        keys, values = node[1], self._several(node[2])
+        return lambda memory: dict(zip(keys, values(memory), strict=True))
 
-    def ordered(self, node: Any) -> Any:
-        value = collections.OrderedDict(self.dictionary(node[1]))
-        vars(value).update(self.dictionary(node[2]))
-        return value
+    def ordered(self, node: Any) -> Read:
+        items, attributes = self.dictionary(node[1]), self.dictionary(node[2])
 
-    def list_(self, node: Any) -> Any:
-        return [self.value(item) for item in node[1:]]
+        def read(memory: Memory) -> Any:
+            value = collections.OrderedDict(items(memory))
+            vars(value).update(attributes(memory))
+            return value
 
-    def tuple_(self, node: Any) -> Any:
-        return tuple([self.value(item) for item in node[1:]])
+        return read
 
-    def tensor(self, node: Any) -> Any:
+    def list_(self, node: Any) -> Read:
+        return self._several(node[1:])
+
+    def tuple_(self, node: Any) -> Read:
+        items = self._several(node[1:])
+        return lambda memory: tuple(items(memory))
+
+    def tensor(self, node: Any) -> Read:
         tag, name, shape, start = node
-        if name != _BFLOAT16:
-            array = self.array(node)
-            return array if self._as_arrays else _tensor_of(array)
-        bits = self.array((tag, "h", shape, start))
-        if self._as_arrays:  # as `to_numpy` has it: the same numbers in 32 bits
-            return (bits.astype(np.uint32) << 16).view(np.float32)
-        tensor = _tensor_of(bits)
-        return tensor.view(sys.modules["torch"].bfloat16)
+        if name == _BFLOAT16:
+            bits = self.array((tag, "h", shape, start))
+            if self._as_arrays:  # as `to_numpy` has it: the same numbers in 32 bits
+                return lambda memory: (bits(memory).astype(np.uint32) << 16).view(np.float32)
+            return lambda memory: _tensor_of(bits(memory)).view(sys.modules["torch"].bfloat16)
+        array = self.array(node)
+        return array if self._as_arrays else lambda memory: _tensor_of(array(memory))
 
-    def tensordict(self, node: Any) -> Any:
+    def tensordict(self, node: Any) -> Read:
         from tensordict import TensorDict
 
-        return TensorDict(self.value(node[2]), batch_size=node[1])
+        batch_size, items = node[1], self.of(node[2])
+        return lambda memory: TensorDict(items(memory), batch_size=batch_size)
 
-    def env_ret(self, node: Any) -> EnvRet:
-        _, env_id, sent_ns, *inside = node
-        content = self._content(*inside)
-        if self._sealed:
-            return seal_env_ret(env_id, sent_ns, content)
-        return EnvRet(env_id, *content.read(), sent_ns)  # type: ignore[call-arg]  # six of them
+    def exchanged(self, node: Any) -> Read:
+        tag, env_id, outline, start, size, as_arrays = node
+        make: Callable[[str, int, _Content], Any]
+        if tag == "E":
+            make = seal_env_ret if self._sealed else _env_ret
+        else:
+            make = seal_response if self._sealed else _response
 
-    def response(self, node: Any) -> PolicyResponse:
-        _, env_id, sent_ns, *inside = node
-        content = self._content(*inside)
-        if self._sealed:
-            return seal_response(env_id, sent_ns, content)
-        response = PolicyResponse(env_id, **content.read()[0])
-        response.ts_policy_sent_ns = sent_ns
-        return response
+        def read(memory: Memory) -> Any:
+            content = _Content(outline, memory[start : start + size], as_arrays=as_arrays)
+            return make(env_id, _STAMP.unpack_from(memory, start)[0], content)
 
-    def _content(self, outline: bytes, start: int, size: int, as_arrays: bool) -> _Content:  # noqa: FBT001  # as it stands in the frame
-        return _Content(outline, self._memory[start : start + size], as_arrays=as_arrays)
+        return read
 
 
-_READERS: dict[str, Callable[[_Reader, Any], Any]] = {
-    "a": _Reader.array,
-    "s": _Reader.scalar,
-    "t": _Reader.tensor,
-    "d": _Reader.dictionary,
-    "o": _Reader.ordered,
-    "l": _Reader.list_,
-    "u": _Reader.tuple_,
-    "T": _Reader.tensordict,
-    "E": _Reader.env_ret,
-    "R": _Reader.response,
+_FORMS: dict[str, Callable[[_Form, Any], Read]] = {
+    "a": _Form.array,
+    "s": _Form.scalar,
+    "t": _Form.tensor,
+    "d": _Form.dictionary,
+    "o": _Form.ordered,
+    "l": _Form.list_,
+    "u": _Form.tuple_,
+    "T": _Form.tensordict,
+    "E": _Form.exchanged,
+    "R": _Form.exchanged,
 }
+
+
+def _env_ret(env_id: str, sent_ns: int, content: _Content) -> EnvRet:
+    return EnvRet(env_id, *content.read(), sent_ns)  # type: ignore[call-arg]  # six of them
+
+
+def _response(env_id: str, sent_ns: int, content: _Content) -> PolicyResponse:
+    response = PolicyResponse(env_id, **content.read()[0])
+    response.ts_policy_sent_ns = sent_ns
+    return response
 
 
 def _tensor_of(array: np.ndarray[Any, Any]) -> Any:
