@@ -306,6 +306,12 @@ def test_a_value_that_looks_unlike_the_one_before_arrives_as_it_is(name):
         assert same(info, response.extras)
 
 
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, True), (1, 1.0), ("1", 1)])
+def test_a_number_that_equals_the_one_before_arrives_as_it_is(one, other):
+    for value in (one, one, one, other):
+        assert same(value, across(PolicyResponse("e-8", x=value)).x)
+
+
 def test_two_threads_open_a_value_once():
     env_ret = across(exchanged(), sealed=True)[0]
     seen = []
