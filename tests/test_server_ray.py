@@ -18,6 +18,7 @@ from plugrl_protocol.conformance.server_cli import main as check_server
 from plugrl_server import cli, cli_args, cli_ray
 from plugrl_server.cluster.places import open_places
 from plugrl_server.testing import IdentityTask, TaskClient
+from rlightning.errors import WorkerLostError
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 
@@ -135,6 +136,32 @@ def test_a_policy_of_rlightning_learns_in_two_workers_and_acts_in_two(
         assert server.trainer.version == 3
         one, other = server.trainer.algorithm.served.group.train_list
         bridge.assert_same_weights(one.export_weights(), other.export_weights())
+
+
+@pytest.mark.slow
+def test_a_learner_of_a_policy_of_rlightning_that_is_killed_ends_the_run_and_resume_goes_on(
+    ray_cluster, tmp_path, bridge
+):
+    overrides = ["train.max_epochs=8", "train.save_interval=1", f"log.log_dir={tmp_path}"]
+    argv = [*SERVED, *overrides, *flags(tmp_path)]
+    with on_ray(argv) as server:
+        algorithm = server.trainer.algorithm
+
+        def kill():
+            client = bridge.Client(server.port, "CartPole-v1")
+            client.start()
+            wait_until(lambda: algorithm.epoch >= 3)
+            os.kill(algorithm.served.group.train_list[0].worker.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill, daemon=True)
+        server._on_listening = lambda _: killer.start()
+        with pytest.raises(WorkerLostError, match=r"learner-0 is lost: .*kill -9"):
+            server.serve_forever()
+        killer.join()
+    with on_ray([*argv, "--resume"]) as server:
+        assert 1 <= server.trainer.algorithm.epoch < 8
+        play_cartpole(server, bridge)
+        assert server.trainer.algorithm.epoch == 8
 
 
 def test_two_and_two_workers_train_on_though_one_of_each_is_killed(
