@@ -114,3 +114,22 @@ def test_mistakes_end_with_code_2_and_a_message(capsys, argv, message):
     text = ends_with_code_2(capsys, *argv)
     assert message in text
     assert "Traceback" not in text
+
+
+def test_a_new_project_trains_with_one_environment_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["new", "my project"])
+    assert "cd 'my project' &&" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "my project")
+    monkeypatch.syspath_prepend(str(tmp_path / "my project"))
+    sizes = ["env.num_envs=1", "train.max_epochs=1", "train.max_rollout_steps=64"]
+    main(["train", "conf/train_cartpole.yaml", *sizes, "train.eval_episodes=1", "log.name=one"])
+    assert (tmp_path / "my project" / "runs" / "my_project" / "one" / "metrics.jsonl").is_file()
+
+
+def test_a_project_that_cannot_be_made_is_a_message(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        main(["new", str(tmp_path / "file" / "project")])
+    assert ended.value.code == 2
+    assert "cannot be made" in capsys.readouterr().err

@@ -171,6 +171,7 @@ def test_a_faulty_environment_process_ends_the_run_in_time_and_leaves_none_behin
     with pytest.raises(EnvWorkerError, match=r"env 'arm' worker 0: "):
         run(config)
     assert time.monotonic() - begin < 60
+    assert find_checkpoint(config.run.run_dir).name == "crashed"  # nothing learned is lost
     assert newest(config).epoch == 2
     left = [
         child

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import shlex
 import shutil
 import sys
 
@@ -17,12 +18,17 @@ def new_project(folder: str) -> None:
     """Copy the algorithm template to `folder`.
 
     Raises:
-        RunDirectoryError: it exists.
+        RunDirectoryError: it exists, or cannot be made.
     """
     target = pathlib.Path(folder)
     if target.exists():
         raise RunDirectoryError(f"{target} exists and stays as it is; choose another name")
-    shutil.copytree(_TEMPLATE, target, ignore=shutil.ignore_patterns("__pycache__"))
+    try:
+        shutil.copytree(_TEMPLATE, target, ignore=shutil.ignore_patterns("__pycache__"))
+    except OSError as error:
+        raise RunDirectoryError(f"{target} cannot be made: {error}") from error
     files = sorted(path.relative_to(target) for path in target.rglob("*") if path.is_file())
     sys.stdout.write(f"{target} now holds\n" + "".join(f"  {path}\n" for path in files))
-    sys.stdout.write(f"next:\n  cd {target} && python train.py --config-name train_cartpole\n")
+    sys.stdout.write(
+        f"next:\n  cd {shlex.quote(folder)} && python train.py --config-name train_cartpole\n"
+    )

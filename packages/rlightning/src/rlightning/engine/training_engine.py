@@ -11,6 +11,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from rlightning.checkpoint import (
     Checkpoint,
@@ -42,6 +43,19 @@ if TYPE_CHECKING:
 __all__ = ["TrainingEngine"]
 
 _log = get_logger("engine")
+
+_BESIDE_THE_ENVIRONMENT = frozenset(
+    {
+        "name",
+        "num_cpus",
+        "num_gpus",
+        "evaluate_cfg",
+        "step_timeout_s",
+        "start_timeout_s",
+        "start_method",
+    }
+)
+"""Keys of an ``env`` entry that may change while an episode goes on."""
 
 
 class TrainingEngine(BaseEngine):
@@ -147,8 +161,11 @@ class TrainingEngine(BaseEngine):
 
     def _save_after_an_error(self) -> None:
         try:
-            self.save("crashed")
-        except Exception:  # noqa: BLE001  # a dead environment may break this too; the first error is the news
+            try:
+                self.save("crashed")
+            except Exception:  # noqa: BLE001  # a dead environment cannot tell where it is
+                self.save("crashed", episodes=False)
+        except Exception:  # noqa: BLE001  # what broke the run may break this too; the first error is the news
             _log.exception("after an error, the state could not be saved")
 
     def _save_offender(self, error: NonFiniteError) -> None:
@@ -342,15 +359,21 @@ class TrainingEngine(BaseEngine):
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
-    def save(self, name: str) -> pathlib.Path:
-        """Write a checkpoint of everything that a resumed run needs; return its directory."""
+    def save(self, name: str, *, episodes: bool = True) -> pathlib.Path:
+        """Write a checkpoint of everything that a resumed run needs; return its directory.
+
+        Args:
+            name: of the checkpoint.
+            episodes: whether a resumed run goes on in the middle of the episodes under way, where
+                the environments can; otherwise it starts new ones.
+        """
         with self._exclusive():
             checkpoint = Checkpoint(
                 policy=self._policy_name(),
                 epoch=self.epoch,
                 env_steps=self.env_steps,
                 weights=self.policy_group.train_list[0].export_weights(),
-                training=self._training_state(),
+                training=self._training_state(episodes=episodes),
                 config_yaml=self.config.to_yaml(),
             )
             return save_checkpoint(
@@ -364,11 +387,11 @@ class TrainingEngine(BaseEngine):
         kind = self.policy_group.policy_class
         return f"{kind.__module__}:{kind.__qualname__}"
 
-    def _training_state(self) -> dict[str, Any]:
+    def _training_state(self, *, episodes: bool = True) -> dict[str, Any]:
         return {
             "policy": self.policy_group.export_state(),
             "buffer": self.buffer.state_dict(),
-            "env": self.env_group.get_state(),
+            "env": self.env_group.get_state() if episodes else None,
             "memory": self.policy_group.episode_memories(self.env_group.env_ids),
             "rows": [_plain_row(env_ret) for env_ret in self._env_rets.values()],
             "rng": self._random_state(),
@@ -384,8 +407,11 @@ class TrainingEngine(BaseEngine):
                 f"{path} is a checkpoint of {checkpoint.policy}; this run trains "
                 f"{self._policy_name()}"
             )
+        state = checkpoint.training
+        if not self._has_the_environments_of(checkpoint):
+            state = state | {"env": None}  # theirs would bring their settings back, too
         try:
-            self._restore(checkpoint.training)
+            self._restore(state)
         except (RuntimeError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"{path} does not fit this run's policy or environments; was it written with "
@@ -394,6 +420,10 @@ class TrainingEngine(BaseEngine):
         self.run_context.record_config(self.config)
         get_metrics_logger().resume(env_step=self.env_steps, epoch=self.epoch)
         _log.info("resumed from %s at epoch %d", path, self.epoch)
+
+    def _has_the_environments_of(self, checkpoint: Checkpoint) -> bool:
+        saved = _what_environments_are(checkpoint.config_yaml)
+        return saved == _what_environments_are(self.config.to_yaml())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.policy_group.import_state(state["policy"])
@@ -404,7 +434,9 @@ class TrainingEngine(BaseEngine):
         if state["env"] is None:
             seed = derive_seed(self.run_context.seed, "env", "resumed", self.epoch)
             _log.warning(
-                "these environments cannot be saved mid-episode: new episodes start, seed %d", seed
+                "the checkpoint is not from the middle of these environments' episodes: new ones "
+                "start, seed %d",
+                seed,
             )
             self._env_rets, _ = self.env_group.reset(seed=seed)
             self.policy_group.forget_episodes()
@@ -414,11 +446,15 @@ class TrainingEngine(BaseEngine):
             rows = [EnvRet(env_id, **row) for env_id, row in zip(ids, state["rows"], strict=True)]
             self._env_rets = BatchedData(ids, rows)
             self.policy_group.load_episode_memories(state.get("memory", []), ids)
-        self.policy_group.random_stream.is_home_with(state["rng"])
+        self._go_on_with(state["rng"])
 
     def _random_state(self) -> dict[str, Any]:
         self.policy_group.random_stream.take_home()
-        return get_rng_state()
+        return get_rng_state() | {"acting": self.policy_group.acting_generators()}
+
+    def _go_on_with(self, state: dict[str, Any]) -> None:
+        self.policy_group.random_stream.is_home_with(state)
+        self.policy_group.load_acting_generators(state.get("acting", []))
 
     @contextlib.contextmanager
     def _random_state_kept(self) -> Iterator[None]:
@@ -426,7 +462,7 @@ class TrainingEngine(BaseEngine):
         try:
             yield
         finally:
-            self.policy_group.random_stream.is_home_with(before)
+            self._go_on_with(before)
 
 
 def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
@@ -434,6 +470,15 @@ def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
     fields = {name: getattr(env_ret, name) for name in env_ret.fields() if name != "info"}
     finals = {key: env_ret.info[key] for key in ("final_obs", "_final_obs") if key in env_ret.info}
     return {**fields, "info": finals}
+
+
+def _what_environments_are(config_yaml: str) -> list[dict[str, Any]]:
+    """Return of a run's configuration what makes its training environments what they are."""
+    config = yaml.safe_load(config_yaml) or {}
+    return [
+        {key: value for key, value in entry.items() if key not in _BESIDE_THE_ENVIRONMENT}
+        for entry in config.get("env", [])
+    ]
 
 
 def _due(epoch: int, interval: int) -> bool:

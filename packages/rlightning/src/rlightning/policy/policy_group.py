@@ -13,6 +13,7 @@ from rlightning.errors import ConfigError, ContractError
 from rlightning.policy.eval_workers import EvalWorkers
 from rlightning.policy.policy_proxy import PolicyProxy, join_ranks
 from rlightning.policy.random_stream import RandomStream
+from rlightning.policy.state import find_generators
 from rlightning.policy.weight_route import WeightRoute
 from rlightning.runtime.base import Done, Future
 from rlightning.runtime.group import gather
@@ -201,6 +202,23 @@ class PolicyGroup:
         self._evals.load_memories(
             [{name: item for name, item in pairs if item is not None} for pairs in named]
         )
+
+    def acting_generators(self) -> list[dict[str, Any]]:
+        """Return the state of the generators that EVAL instances of this process act with."""
+        return [
+            {name: generator.get_state() for name, generator in find_generators(policy).items()}
+            for policy in self._acting_here()
+        ]
+
+    def load_acting_generators(self, states: list[dict[str, Any]]) -> None:
+        """Restore what `acting_generators` returned, where there are as many instances."""
+        for policy, saved in zip(self._acting_here(), states, strict=False):
+            for name, generator in find_generators(policy).items():
+                if name in saved:
+                    generator.set_state(saved[name])
+
+    def _acting_here(self) -> list[Any]:
+        return [policy for policy in self.eval_list if not isinstance(policy, PolicyProxy)]
 
     # ---- learning ------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from rlightning.errors import CheckpointError, ContractError
 __all__ = [
     "EXTRA_STATE",
     "Settings",
+    "find_generators",
     "find_modules",
     "find_optimizers",
     "find_stateful",
@@ -129,6 +130,15 @@ def find_stateful(policy: nn.Module) -> dict[str, Any]:
         torch.Generator,
     )
     return {name: value for name, value in _attributes(policy).items() if isinstance(value, kinds)}
+
+
+def find_generators(policy: nn.Module) -> dict[str, torch.Generator]:
+    """Return the random generators that are attributes, or stand in a list or dict that is one."""
+    return {
+        name: value
+        for name, value in _attributes(policy).items()
+        if isinstance(value, torch.Generator)
+    }
 
 
 def optimizer_settings(policy: nn.Module) -> Settings:

@@ -70,7 +70,7 @@ class MyPolicy(BasePolicy):
         """
         rows = env_ret.info.get("_final_obs")
         if rows is None:
-            return torch.zeros(env_ret.observation.shape[0])
+            return torch.zeros(env_ret.observation.shape[:-1])
         return self.critic(env_ret.info["final_obs"].float()).squeeze(-1) * rows
 
     def postprocess(self, env_ret=None, policy_resp=None):
