@@ -19,6 +19,7 @@ from rlightning.policy import BasePolicy
 from rlightning.runtime import open_run
 from rlightning.types import PolicyResponse
 from rlightning.utils.logger import close_logger
+from rlightning.utils.logger.files import read_rows
 from rlightning.utils.registry import POLICIES
 
 WALK = '''
@@ -168,3 +169,26 @@ def test_a_generator_that_a_policy_acts_with_is_resumed_and_evaluation_leaves_it
         for path in (through, resumed, watched)
     ]
     assert weights[0] == weights[1] == weights[2]
+
+
+def test_an_evaluation_that_was_interrupted_comes_after_resuming(tmp_path, monkeypatch):
+    """It is neither left out nor written twice."""
+    through, _, _ = run(tmp_path / "1", epochs=3, eval_interval=1)
+    evaluate, count = type(through).evaluate, []
+
+    def interrupted(self, *args, **kwargs):
+        count.append(self.epoch)
+        if len(count) == 2:
+            self.run_context.stop.request()
+        return evaluate(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(through), "evaluate", interrupted)
+        _, checkpoint, _ = run(tmp_path / "2", epochs=3, eval_interval=1)
+    assert count == [1, 2]
+    run(tmp_path / "2", resume_from=checkpoint, epochs=3, eval_interval=1)
+    points = [
+        [row["env_step"] for row in rows if row["stream"] == "eval"]
+        for rows in (read_rows(tmp_path / name / "p" / "n" / "metrics.jsonl") for name in "12")
+    ]
+    assert points[0] == points[1] == [34, 68, 102]

@@ -6,7 +6,7 @@ import typing
 import pytest
 import yaml
 from gymnasium import spaces
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveInt
 
 from rlightning.build import build_policy_group, check_config
 from rlightning.config import Config, MainConfig, PolicyConfig, TrainConfig, compose_main
@@ -57,7 +57,7 @@ def another_value(path, annotation, default):
         return 0.75
     if kind is int:
         return 7 if default != 7 else 8
-    return {str: "text", list[str]: ["json"], list[int]: [9]}[kind]
+    return {str: "text", list[str]: ["json"], list[int]: [9], list[PositiveInt]: [9]}[kind]
 
 
 def documented_keys(model, prefix=""):

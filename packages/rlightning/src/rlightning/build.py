@@ -48,7 +48,9 @@ def check_config(config: MainConfig) -> None:
     """
     _engine_class(config)
     for env in config.env:
-        _resolve(env, ENVS.get(env.backend), path="env")
+        kind = ENVS.get(env.backend)
+        _resolve(env, kind, path="env")
+        _check_evaluation(env, kind)
     _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
     _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)
@@ -285,6 +287,19 @@ def _check_cluster(config: MainConfig) -> None:
                 f"cluster.{role}_worker_num is {count}, and cluster.remote_{role} is false: this "
                 f"process holds one. Set remote_{role}: true, or {role}_worker_num: 1"
             )
+
+
+def _check_evaluation(env: EnvConfig, kind: type[Any]) -> None:
+    """Refuse what ``evaluate_cfg`` says before a run has trained up to its first evaluation."""
+    from rlightning.env.env_group import evaluation_config
+
+    if env.evaluate_cfg is None:
+        return
+    try:
+        section = EnvConfig.from_dict(evaluation_config(env).to_dict())
+        _resolve(section, kind, path="env.evaluate_cfg")
+    except ConfigError as error:
+        raise ConfigError(f"evaluate_cfg of env {env.name!r}: {error}") from error
 
 
 def _resolve(section: Any, kind: type[Any], *, path: str) -> None:

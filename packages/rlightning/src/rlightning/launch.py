@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import pathlib
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -131,7 +132,9 @@ def _own_folder(config: MainConfig) -> pathlib.Path:
     if "name" in config.log.model_fields_set:
         return own
     # Runs without a name of their own are numbered: NAME, NAME-2, ...; the last one is meant.
-    started = [path / "config.yaml" for path in project.glob(f"{config.log.name}*")]
+    names = re.compile(rf"{re.escape(own.name)}(-\d+)?")
+    folders = project.iterdir() if project.is_dir() else ()
+    started = [path / "config.yaml" for path in folders if names.fullmatch(path.name)]
     runs = [path for path in started if path.exists()]
     return max(runs, key=lambda path: path.stat().st_mtime_ns).parent if runs else own
 

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from tensordict import TensorDict
 
 from rlightning.buffer.columns import Path, nest
@@ -22,13 +23,11 @@ from rlightning.buffer.segment import Segment
 from rlightning.buffer.storage import Storage
 from rlightning.buffer.utils.utils import align_episode
 from rlightning.config import Config
-from rlightning.errors import ContractError, UnknownNameError
+from rlightning.errors import ConfigError, ContractError, UnknownNameError
 from rlightning.types import EnvRet, PolicyResponse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import torch
 
     from rlightning.buffer.indexing import Index
     from rlightning.buffer.sampler import Indices
@@ -167,6 +166,10 @@ class DataBuffer:
             self._pipeline.bind(metas[0])
         kind = RowSegment if self._pipeline.by_row else Segment
         device = self.config.storage.device
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                "buffer.storage.device is cuda, and torch finds no GPU here; set it to cpu"
+            )
         self._segments = {
             env_id: kind(meta, device=device) for env_id, meta in zip(ids, metas, strict=True)
         }

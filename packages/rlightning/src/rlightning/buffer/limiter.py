@@ -37,9 +37,9 @@ class RateLimiter:
     ) -> None:
         if min_size < 1:
             raise ConfigError(f"min_size is {min_size}; expected at least 1")
-        if samples_per_insert is not None and samples_per_insert <= 0:
+        if samples_per_insert is not None and not samples_per_insert > 0:
             raise ConfigError(f"samples_per_insert is {samples_per_insert}; expected more than 0")
-        if error_buffer is not None and error_buffer <= 0:
+        if error_buffer is not None and not error_buffer > 0:
             raise ConfigError(f"error_buffer is {error_buffer}; expected more than 0")
         self.min_size = min_size
         self._batch_counts = batch_counts

@@ -76,7 +76,7 @@ class ReplayBuffer(DataBuffer):
         """Sample in proportion to priorities (Schaul et al. 2016, arXiv:1511.05952)."""
         priority_exponent: float = Field(default=0.6, ge=0)
         """Alpha: 0 samples uniformly, 1 in proportion to the priorities."""
-        importance_exponent: float = Field(default=0.4, ge=0)
+        importance_exponent: float = Field(default=0.4, ge=0, le=1)
         """Beta: how far the weights undo the bias of prioritised sampling; 1 does so fully."""
         priority_epsilon: float = Field(default=1e-6, gt=0)
         """Added to every priority, so that no transition is never sampled."""

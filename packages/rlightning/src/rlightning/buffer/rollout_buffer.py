@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.ops.returns import gae
@@ -38,9 +39,9 @@ class RolloutBuffer(DataBuffer):
     class Extras(DataBuffer.Extras):
         """Keys of the ``buffer`` section that only this class reads."""
 
-        gamma: float = 0.99
+        gamma: float = Field(default=0.99, ge=0, le=1)
         """Discount per environment step."""
-        gae_lambda: float = 0.95
+        gae_lambda: float = Field(default=0.95, ge=0, le=1)
         """Trade-off of generalised advantage estimation between bias and variance."""
 
     def sample(

@@ -189,7 +189,7 @@ class TrainConfig(ExtensibleConfig):
     """Save a checkpoint every that many epochs; -1 only at the end."""
     save_dir: str | None = None
     """Where checkpoints go; ``<run directory>/checkpoints`` where unset."""
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**32)
     """Seeds everything; where unset one is drawn, logged and saved."""
     keep_checkpoints: int | None = Field(default=None, ge=1)
     """Keep only that many of the newest ``epoch_<n>``; unset keeps all."""
@@ -248,9 +248,9 @@ class LogConfig(StrictConfig):
     """Lowest level that reaches the console: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
     backend: Literal["tensorboard", "wandb", "swanlab", "trackio", "mlflow"] = "tensorboard"
     """Where metrics go beside ``metrics.jsonl`` and ``metrics.csv``."""
-    project: str = "default_project"
+    project: str = Field(default="default_project", min_length=1)
     """First folder below `log_dir`, and the project's name in a metrics service."""
-    name: str = "default_exp"
+    name: str = Field(default="default_exp", min_length=1)
     """The run's folder below the project, and its name in a metrics service."""
     log_dir: str = "./runs"
     """Where all runs go."""

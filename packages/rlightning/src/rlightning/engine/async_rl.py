@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from rlightning.config import Config
 from rlightning.engine.training_engine import TrainingEngine
@@ -46,7 +47,7 @@ class AsyncRLEngine(TrainingEngine):
     class TrainExtras(Config):
         """Keys of the ``train`` section that only this class reads."""
 
-        max_staleness: int | None = None
+        max_staleness: int | None = Field(default=None, ge=0)
         """Rows older than that many weight versions are not learned from, and counted."""
 
     def __init__(

@@ -96,6 +96,7 @@ class TrainingEngine(BaseEngine):
         self._env_rets: BatchedData[EnvRet] = env_group.first_env_rets
         self._eval_group: EnvGroup | None = None
         self._best_return = -np.inf
+        self._owes_evaluation = config.train.eval_at_start
         self._lost_eval_workers = 0
         self.lost_episodes = 0
         """Episodes that ended because the worker that played them died."""
@@ -139,7 +140,7 @@ class TrainingEngine(BaseEngine):
         """
         total = self.config.train.max_epochs
         try:
-            if self.config.train.eval_at_start and self.epoch == 0:
+            if self._owes_evaluation and self.epoch < total:
                 self._evaluate_all()
             self._run_epochs()
             self._evaluate_all()
@@ -184,6 +185,7 @@ class TrainingEngine(BaseEngine):
             self.save(f"epoch_{index}")
             prune_checkpoints(self.run_context.checkpoint_dir, keep=train.keep_checkpoints)
         if _due(self.epoch, train.eval_interval) and self.epoch < train.max_epochs:
+            self._owes_evaluation = True
             self._evaluate_all()
         if self.config.debug and self.config.verbose:
             self.log({name: entry["total"] for name, entry in self.timing_raw.items()}, "time_s")
@@ -299,6 +301,7 @@ class TrainingEngine(BaseEngine):
 
     def _evaluate_all(self) -> None:
         metrics = self._evaluate("train", "eval")
+        self._owes_evaluation = False
         if self.env_group.has_test_set:
             self._evaluate("test", "eval_ood")
         if self.config.train.record_episodes:
@@ -398,6 +401,7 @@ class TrainingEngine(BaseEngine):
             "epoch": self.epoch,
             "env_steps": self.env_steps,
             "best_return": float(self._best_return),
+            "owes_evaluation": self._owes_evaluation,
         }
 
     def _resume(self, path: pathlib.Path) -> None:
@@ -431,6 +435,7 @@ class TrainingEngine(BaseEngine):
         self.buffer.load_state_dict(state["buffer"], continue_episodes=goes_on)
         self.epoch, self.env_steps = int(state["epoch"]), int(state["env_steps"])
         self._best_return = float(state["best_return"])
+        self._owes_evaluation = bool(state.get("owes_evaluation", False))
         if state["env"] is None:
             seed = derive_seed(self.run_context.seed, "env", "resumed", self.epoch)
             _log.warning(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     PreprocessFn = Callable[[PolicyResponse], Any]
     MakeEnv = Callable[[EnvConfig, PreprocessFn, int, str], Any]
 
-__all__ = ["EnvGroup"]
+__all__ = ["EnvGroup", "evaluation_config"]
 
 _LOOK_EVERY_S = 0.002
 """How often steps that others make are looked for, where several are under way."""
@@ -399,7 +399,7 @@ class EnvGroup:
 
     def for_evaluation(self) -> EnvGroup:
         """Return new workers with the settings of ``evaluate_cfg``, whose seeds are never ours."""
-        configs = [_evaluation_config(config) for config in self._configs]
+        configs = [evaluation_config(config) for config in self._configs]
         group = EnvGroup(
             configs,
             self._preprocess_fns,
@@ -428,7 +428,7 @@ class EnvGroup:
             metas = [env.get_metadata() for env in self.env_list]
             self._spaces = TaskSpaces.of(self.tasks, metas, self._configs[0].multitask)
         index = self.tasks.index(task)
-        config = _evaluation_config(self._configs[index])
+        config = evaluation_config(self._configs[index])
         config.num_envs, config.num_workers = 1, 1
         config.env_kwargs = Config(**{**config.env_kwargs.to_dict(), "render_mode": render_mode})
         for key, value in (("vectorization", "sync"), ("keep_frames", render_mode == "rgb_array")):
@@ -522,7 +522,7 @@ def _one_each(preprocess_fn: Any, count: int) -> list[Any]:
     return functions
 
 
-def _evaluation_config(config: EnvConfig) -> EnvConfig:
+def evaluation_config(config: EnvConfig) -> EnvConfig:
     """Return a copy of `config` with the keys of its ``evaluate_cfg`` in place of its own.
 
     Raises:

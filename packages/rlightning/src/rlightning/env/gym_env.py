@@ -45,7 +45,7 @@ class GymEnv(BaseEnv):
     class Extras(Config):
         """Further configuration keys of this environment."""
 
-        seed: int | None = None
+        seed: int | None = Field(default=None, ge=0)
         """Base seed of these workers; unset takes one derived from ``train.seed``."""
         vectorization: plugrl_envs.Vectorization = "auto"
         """How rows are stepped: ``sync``, ``async`` (a process per row) or ``native``."""

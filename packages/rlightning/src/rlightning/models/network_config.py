@@ -1,5 +1,7 @@
 """The keys of ``model_cfg`` that describe an actor-critic network."""
 
+from pydantic import PositiveInt
+
 from rlightning.models.actor_critic import ActorCriticOptions
 from rlightning.models.image_config import ImageConfig
 
@@ -9,7 +11,7 @@ __all__ = ["NetworkConfig"]
 class NetworkConfig(ImageConfig):
     """Hidden layers, and how images are read."""
 
-    hidden_sizes: list[int] | None = None
+    hidden_sizes: list[PositiveInt] | None = None
     """Hidden layers behind the encoder; unset: [64, 64], or none if there is an image."""
     activation: str = "tanh"
     """Activation of the hidden layers."""

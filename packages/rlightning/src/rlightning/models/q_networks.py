@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from gymnasium import spaces
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from rlightning.errors import ConfigError
@@ -45,7 +45,7 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class QNetworkConfig(ImageConfig):
     """The keys of ``model_cfg`` that describe the networks of off-policy algorithms."""
 
-    hidden_sizes: list[int] = Field(default_factory=lambda: [256, 256])
+    hidden_sizes: list[PositiveInt] = Field(default_factory=lambda: [256, 256])
     """Hidden layers behind the encoder."""
     activation: str = "relu"
     """Activation of the hidden layers."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IMPALACNN",
+    "LEAST_NATURE_SIZE",
     "ImageFormat",
     "ImageInput",
     "ImageNetwork",
@@ -32,6 +33,9 @@ __all__ = [
 
 ImageFormat = Literal["CHW", "HWC"]
 PixelRange = Literal["auto", "byte", "unit"]
+
+LEAST_NATURE_SIZE = 36
+"""Pixels each way that `NatureCNN` needs."""
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -213,10 +217,11 @@ class NatureCNN(ImageNetwork):
         Raises:
             ValueError: `size` is too small for them.
         """
-        if min(size) < 36:
+        least = LEAST_NATURE_SIZE
+        if min(size) < least:
             raise ValueError(
                 f"standard_input_size is {size}; three strided convolutions need at "
-                "least (36, 36). Smaller images are enlarged to it"
+                f"least {least, least}. Smaller images are enlarged to it"
             )
         return nn.Sequential(
             _conv(in_channels, 32, 8, 4, 0),

@@ -25,7 +25,7 @@ def require_columns(batch: Any, names: Iterable[str], *, hint: str) -> dict[str,
         hint: what to do where one is missing, a sentence.
 
     Raises:
-        ContractError: a column is missing.
+        ContractError: a column is missing, or the batch holds sequences.
     """
     have = [str(name) for name in batch.keys()]  # noqa: SIM118  # iterating a TensorDict gives rows
     names = list(names)
@@ -33,6 +33,11 @@ def require_columns(batch: Any, names: Iterable[str], *, hint: str) -> dict[str,
     if missing:
         raise ContractError(
             f"the batch lacks {', '.join(missing)}; it has {', '.join(have)}. {hint}"
+        )
+    if "reward" in have and batch["reward"].ndim > 1:
+        raise ContractError(
+            "the batch holds sequences of transitions; this policy learns from single ones. Leave "
+            "buffer.sequence_length out"
         )
     return {name: batch[name] for name in names}
 

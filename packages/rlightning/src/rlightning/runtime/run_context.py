@@ -75,7 +75,8 @@ def open_run(
         overwrite: whether an earlier run in the same folder may be written over.
 
     Raises:
-        RunDirectoryError: the folder holds an earlier run, and neither was asked for.
+        RunDirectoryError: the folder holds an earlier run, and neither was asked for; or it cannot
+            be made.
     """
     run_dir = _choose_folder(config, resume_from=resume_from, overwrite=overwrite)
     changed = _take_over(config, resume_from) if resume_from is not None else []
@@ -83,7 +84,10 @@ def open_run(
         config.train.seed = secrets.randbelow(2**31)
     checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / "checkpoints")
     config.train.save_dir = str(checkpoint_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"the run directory {run_dir} cannot be made: {error}") from error
     setup_logger(config.log, run_dir=run_dir)
     if config.train.torch_threads is not None:
         torch.set_num_threads(config.train.torch_threads)
