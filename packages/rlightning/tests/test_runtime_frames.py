@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from rlightning.runtime.channel import Channel, ChannelClosedError, Listener, connect, packed
+from rlightning.runtime.channel import (
+    Channel,
+    ChannelClosedError,
+    Listener,
+    Watch,
+    connect,
+    packed,
+    unpacked,
+)
 from rlightning.runtime.frames import UnframeableError, aligned, decode, encode, with_arrays
 from rlightning.types import EnvRet, MultiAgentEnvRet, PolicyResponse
 
@@ -158,6 +166,42 @@ def test_a_silent_other_end_is_a_timeout_and_a_gone_one_is_an_error():
     assert two.poll(1.0)
     with pytest.raises(ChannelClosedError):
         two.receive(1.0)
+    two.close()
+
+
+def test_who_watches_several_ends_sees_where_something_is():
+    (one, two), (three, four) = pair(), pair()
+    watch = Watch(two, four)
+    assert watch.wait(0.0) == [False, False]
+    three.send(packed("a") + packed("b"))
+    assert watch.wait() == [False, True]
+    assert four.receive(1.0) == "a"
+    assert watch.wait() == [False, True], "what was read ahead counts"
+    one.close()
+    assert watch.wait() == [True, True]
+    assert four.receive(1.0) == "b"
+    for end in (two, three, four):
+        end.close()
+
+
+def test_a_frame_can_be_passed_on_as_it_is_and_opened_on_the_way():
+    """Whoever opens it on the way may change what it sees, and not what it passes on."""
+    one, two = pair()
+    large = EnvRet("e", np.arange(40_000.0))
+    for value in exchanged()[1], large:
+        thread = threading.Thread(target=one.send, args=(packed([value]),))
+        thread.start()
+        frame = two.receive_frame(5.0)
+        thread.join()
+        opened = unpacked(frame, as_arrays=True)[0]
+        field = opened.observation if value is large else opened.action
+        assert type(field) is np.ndarray
+        field[:] = 0
+        original = large.observation if value is large else value.action
+        passed = unpacked(frame)[0]
+        assert type(passed) is type(value)
+        assert same(original, passed.observation if value is large else passed.action)
+    one.close()
     two.close()
 
 

@@ -13,14 +13,14 @@ import struct
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rlightning.runtime.frames import ALIGNMENT, aligned, decode, encode
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rlightning.runtime.frames import Buffer
 
-__all__ = ["Channel", "ChannelClosedError", "Listener", "any_of", "connect", "packed"]
+__all__ = ["Channel", "ChannelClosedError", "Listener", "Watch", "connect", "packed", "unpacked"]
 
 _HEADER = struct.Struct("<IQ")
 _JOINED_BYTES = 1 << 16
@@ -48,6 +48,20 @@ def packed(value: Any) -> list[Buffer]:
         if rest:
             pieces.append(_ZEROS[:rest])
     return [b"".join(pieces)] if size <= _JOINED_BYTES else pieces
+
+
+def unpacked(frame: bytes, *, as_arrays: bool = False) -> Any:
+    """Return what was `packed`, with memory of its own.
+
+    Args:
+        frame: all pieces of it, one after the other.
+        as_arrays: whether tensors of a response become arrays.
+    """
+    length, size = _HEADER.unpack_from(frame)
+    start = _HEADER.size + length
+    memory = aligned(size)
+    memory[:] = np.frombuffer(frame, np.uint8, size, start)
+    return decode(frame[_HEADER.size : start], memory, as_arrays=as_arrays)
 
 
 class Channel:
@@ -108,18 +122,25 @@ class Channel:
             self._read_ahead(timeout_s)
         length, size = _HEADER.unpack_from(self._ahead, self._begin)
         self._begin += _HEADER.size
-        outline = self._take_outline(length, timeout_s)
+        outline = self._take_bytes(length, timeout_s)
         memory: np.ndarray[Any, Any] = aligned(size)
         if size:
             self._take(memory.data, timeout_s)
         return decode(outline, memory, sealed=self._sealed)
 
-    def _take_outline(self, length: int, timeout_s: float | None) -> bytes:
+    def receive_frame(self, timeout_s: float | None = None) -> bytes:
+        """Return the next value as it was `packed`; otherwise as `receive`."""
+        while self._end - self._begin < _HEADER.size:
+            self._read_ahead(timeout_s)
+        length, size = _HEADER.unpack_from(self._ahead, self._begin)
+        return self._take_bytes(_HEADER.size + length + size, timeout_s)
+
+    def _take_bytes(self, length: int, timeout_s: float | None) -> bytes:
         end = self._begin + length
         if end <= self._end:
-            outline = bytes(self._ahead[self._begin : end])
+            taken = bytes(self._ahead[self._begin : end])
             self._begin = end
-            return outline
+            return taken
         room = bytearray(length)
         self._take(memoryview(room), timeout_s)
         return bytes(room)
@@ -176,22 +197,31 @@ class Channel:
         self._socket.close()
 
 
-def any_of(*ends: Channel | Listener, timeout_s: float | None = None) -> list[bool]:
-    """Wait until something has come at one of several ends, or its other end is gone.
+class Watch:
+    """Waits at several ends at once.
 
     Args:
         *ends: channels, and listeners that wait for a connection.
-        timeout_s: longest wait; None waits for ever.
-
-    Returns:
-        At which.
     """
-    poller = select.poll()
-    for end in ends:
-        poller.register(end, select.POLLIN)
-    ahead = [isinstance(end, Channel) and end.has_more for end in ends]
-    ready = {number for number, _ in poller.poll(0 if any(ahead) else _milliseconds(timeout_s))}
-    return [more or end.fileno() in ready for more, end in zip(ahead, ends, strict=True)]
+
+    def __init__(self, *ends: Channel | Listener) -> None:
+        self._ends = [(end, end.fileno()) for end in ends]
+        self._readable = select.poll()
+        for _, number in self._ends:
+            self._readable.register(number, select.POLLIN)
+
+    def wait(self, timeout_s: float | None = None) -> list[bool]:
+        """Wait until something has come, or somebody is gone, and return at which ends.
+
+        Args:
+            timeout_s: longest wait; None waits for ever.
+        """
+        ahead = [isinstance(end, Channel) and end.has_more for end, _ in self._ends]
+        longest = 0 if True in ahead else _milliseconds(timeout_s)
+        ready = [number for number, _ in self._readable.poll(longest)]
+        return [
+            more or number in ready for more, (_, number) in zip(ahead, self._ends, strict=True)
+        ]
 
 
 def _milliseconds(timeout_s: float | None) -> float | None:

@@ -42,8 +42,6 @@ __all__ = [
     "aligned",
     "decode",
     "encode",
-    "opened",
-    "sealed_copy",
     "with_arrays",
 ]
 
@@ -83,15 +81,16 @@ def encode(value: Any) -> tuple[bytes, list[Buffer], int]:
     return marshal.dumps(outline, _FORMAT), writer.buffers, writer.size
 
 
-def decode(outline: bytes, memory: Memory, *, sealed: bool = False) -> Any:
+def decode(outline: bytes, memory: Memory, *, sealed: bool = False, as_arrays: bool = False) -> Any:
     """Return the value that `encode` was given; its arrays are views of `memory`.
 
     Args:
         outline: what `encode` returned first.
         memory: ``[size]`` uint8, aligned to 64 bytes, writable.
         sealed: whether each `EnvRet` and `PolicyResponse` stays closed until it is read.
+        as_arrays: whether the tensors of responses become arrays.
     """
-    return _reader(outline, sealed=sealed, as_arrays=False)(memory)
+    return _reader(outline, sealed=sealed, as_arrays=as_arrays)(memory)
 
 
 def aligned(size: int) -> np.ndarray[Any, Any]:
@@ -126,35 +125,6 @@ def with_arrays(response: PolicyResponse) -> PolicyResponse:
         return PolicyResponse(response.env_id, **to_numpy(response.extras))
     arrays = _Content(content.outline, content.memory, as_arrays=True)
     return seal_response(response.env_id, response.ts_policy_sent_ns, arrays)
-
-
-def sealed_copy(value: Any) -> Any:
-    """Return `value`, an `EnvRet` or a `PolicyResponse` sealed, with memory of its own.
-
-    Raises:
-        UnframeableError: something in it is of no known type.
-    """
-    outline, buffers, size = encode(value)
-    memory = aligned(size)
-    joined = b"".join([_filled_up(buffer) for buffer in buffers])
-    memory[:] = np.frombuffer(joined, np.uint8)
-    return decode(outline, memory, sealed=True)
-
-
-def opened(response: Any, *, as_arrays: bool = False) -> Any:
-    """Return a copy of a sealed response, with memory of its own; other values as they are.
-
-    Args:
-        response: may be a `PolicyResponse` that is sealed.
-        as_arrays: whether its tensors become arrays.
-    """
-    content = content_of(response) if isinstance(response, PolicyResponse) else None
-    if content is None:
-        return response
-    memory = aligned(len(content.memory))
-    memory[:] = content.memory
-    mine = _Content(content.outline, memory, as_arrays=as_arrays or content.as_arrays)
-    return _response(response.env_id, response.ts_policy_sent_ns, mine)
 
 
 class _Content:
@@ -428,11 +398,6 @@ def _flat(array: np.ndarray[Any, Any]) -> Buffer:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _filled_up(buffer: Buffer) -> Buffer:
-    rest = -len(buffer) % ALIGNMENT
-    return bytes(buffer) + bytes(rest) if rest else buffer
-
-
 # ---- reading -------------------------------------------------------------------------------------
 
 Read = Callable[[Memory], Any]
@@ -511,6 +476,7 @@ class _Form:
 
     def exchanged(self, node: Any) -> Read:
         tag, env_id, outline, start, size, as_arrays = node
+        as_arrays = as_arrays or self._as_arrays
         make: Callable[[str, int, _Content], Any]
         if tag == "E":
             make = seal_env_ret if self._sealed else _env_ret

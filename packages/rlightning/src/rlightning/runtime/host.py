@@ -165,10 +165,11 @@ class Host:
         except Exception as error:  # noqa: BLE001  # a process's border: raised again by the caller
             return self.failure(error)
 
-    def _say(self, part: Any) -> None:
-        """Tell who called something before the answer."""
+    def _say(self, part: Any, *frames: bytes) -> None:
+        """Tell who called something before the answer; `frames` follow as they are."""
         if self._channel is not None:
-            self._channel.send(packed([None, part, self._logs.take()]))
+            said = packed([None, [part, len(frames)], self._logs.take()])
+            self._channel.send([b"".join([*said, *frames])])
 
     def failure(self, error: Exception) -> Failure:
         """Return `error` as something that can travel."""

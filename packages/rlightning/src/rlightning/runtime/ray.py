@@ -384,15 +384,17 @@ class _RayHandle(Handle):
         if self._channel is None:
             raise self.lose()
         try:
-            answer = self._channel.receive(future.left_s)
+            framed, content, logs = self._channel.receive(future.left_s)
+            if framed is None:  # something before the answer
+                part, count = content
+                frames = [self._channel.receive(future.left_s) for _ in range(count)]
+                future.parts.append(frames or part)
         except ChannelClosedError:
             raise self.lose() from None
         except TimeoutError:
             raise self.expire(future.method, future.limit_s) from None
-        framed, content, logs = answer
         self.relay(logs)
-        if framed is None:  # something before the answer
-            future.parts.append(content)
+        if framed is None:
             return
         self._unanswered.popleft()
         if framed:

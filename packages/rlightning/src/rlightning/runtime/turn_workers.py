@@ -9,8 +9,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rlightning.runtime.channel import ChannelClosedError, Listener, any_of, connect, packed
-from rlightning.runtime.frames import UnframeableError, opened, sealed_copy
+from rlightning.runtime.channel import (
+    ChannelClosedError,
+    Listener,
+    Watch,
+    connect,
+    packed,
+    unpacked,
+)
+from rlightning.runtime.frames import UnframeableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +36,7 @@ _REPORT_AFTER_S = 0.02
 def _ask(
     target: Any,
     caller: Channel,
-    say: Callable[[Any], None],
+    say: Callable[..., None],
     method: str,
     rounds: int,
     as_arrays: bool,  # noqa: FBT001  # a call between processes
@@ -53,25 +60,23 @@ def _ask(
     link: Channel | None = None
     played = 0
     try:
-        if not any_of(listener, caller, timeout_s=_CONNECT_S)[0]:
+        if not Watch(listener, caller).wait(_CONNECT_S)[0]:
             return [0, None]
-        link = listener.accept(_CONNECT_S, sealed=True)
-        act = getattr(target, method)
-        while played < rounds:
-            if any_of(link, caller)[1]:
-                break
-            answer = link.receive()
-            outcome = act(opened(answer, as_arrays=as_arrays))
+        link = listener.accept(_CONNECT_S)
+        watch, act = Watch(link, caller), getattr(target, method)
+        while played < rounds and not watch.wait()[1]:
+            answer = link.receive_frame()
+            outcome = act(unpacked(answer, as_arrays=as_arrays))
             played += 1
             try:
-                shown = sealed_copy(outcome)
+                question = b"".join(packed(outcome))
             except UnframeableError:
-                return [played, [answer, outcome]]
+                return [played, [unpacked(answer), outcome]]
             try:
                 if played < rounds:
-                    link.send(packed(shown))
+                    link.send([question])
             finally:
-                reports.add(answer, shown)
+                reports.add(answer, question)
     except ChannelClosedError:
         pass  # nobody answers any more
     finally:
@@ -85,7 +90,7 @@ def _ask(
 def _answer(
     target: Any,
     caller: Channel,
-    _: Callable[[Any], None],
+    _: Callable[..., None],
     path: str,
     method: str,
     rounds: int,
@@ -112,12 +117,13 @@ def _answer(
         link = connect(path, _CONNECT_S)
     except ChannelClosedError:
         return [answered, answer]
+    watch = Watch(link, caller)
     try:
         while True:
             (answer,) = getattr(target, method)([question], *further)
             answered += 1
             link.send(packed(answer))
-            if answered == rounds or any_of(link, caller)[1]:
+            if answered == rounds or watch.wait()[1]:
                 break
             question = link.receive()
     except (ChannelClosedError, UnframeableError):
@@ -127,28 +133,28 @@ def _answer(
     return [answered, answer]
 
 
-def _leave(target: Any, caller: Channel, say: Callable[[Any], None]) -> None:
+def _leave(target: Any, caller: Channel, say: Callable[..., None]) -> None:
     """Do nothing: that the call has come has ended the rounds."""
 
 
 class _Reports:
-    """What the asker has still to tell."""
+    """What the asker has still to tell: each answer, and what came of it, as frames."""
 
-    def __init__(self, say: Callable[[Any], None]) -> None:
+    def __init__(self, say: Callable[..., None]) -> None:
         self._say = say
-        self._rounds: list[Any] = []
+        self._frames: list[bytes] = []
         self._sent_s = time.monotonic()
 
-    def add(self, answer: Any, outcome: Any) -> None:
-        self._rounds.append((answer, outcome))
-        waits = len(self._rounds) < _REPORT_ROUNDS
+    def add(self, answer: bytes, outcome: bytes) -> None:
+        self._frames += (answer, outcome)
+        waits = len(self._frames) < 2 * _REPORT_ROUNDS
         if not waits or time.monotonic() - self._sent_s > _REPORT_AFTER_S:
             self.send()
 
     def send(self) -> None:
-        if self._rounds:
-            self._say(self._rounds)
-            self._rounds = []
+        if self._frames:
+            self._say(None, *self._frames)
+            self._frames = []
         self._sent_s = time.monotonic()
 
 

@@ -162,9 +162,10 @@ class Turns:
         else:
             self._finish()
 
-    def _add(self, rounds: Sequence[Any]) -> None:
-        self._rounds.extend(rounds)
-        self._known += len(rounds)
+    def _add(self, frames: Sequence[Any]) -> None:
+        """Take note of answers, each followed by what came of it."""
+        self._rounds.extend(zip(frames[::2], frames[1::2], strict=True))
+        self._known += len(frames) // 2
 
     def _finish(self) -> None:
         """Find out where both have stopped."""
@@ -178,7 +179,7 @@ class Turns:
         while self._asking.parts:
             self._add(self._asking.parts.popleft())
         if asked is not None and asked[1] is not None:
-            self._add([asked[1]])
+            self._add(asked[1])
         answered = self._end_of(self._answering)
         if answered is not None and answered[0] == self._known + 1:
             self._last = answered[1]
