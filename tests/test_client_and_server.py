@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
-LIMIT_S = 60
+LIMIT_S = 100
 
 
 @contextlib.contextmanager
