@@ -82,6 +82,21 @@ def test_statistics_hold_far_from_zero(tmp_path):
     assert not (tmp_path / "summary.json").exists()
 
 
+def test_statistics_leave_out_what_is_not_finite(tmp_path):
+    from plugrl_env_client.envs.base_env import Observation
+
+    recorder = Recorder(tmp_path, RecorderArgs(), manifest={})
+    no = np.zeros(2, bool)
+    for x in ([[np.nan, 1.0], [2.0, 3.0]], [[np.inf, 1.0], [4.0, 5.0]], [[np.nan, 1.0]] * 2):
+        states = {"x": np.array(x), "y": np.ones((2, 1))}
+        recorder.step(None, None, no, no, Observation(states=states))
+    recorder.close(None)
+    (line,) = lines(tmp_path / "metrics" / "obs_stats.jsonl")
+    x, y = line["states"]["x"], line["states"]["y"]
+    assert (x["count"], x["mean"], x["std"]) == (2, [3.0, 4.0], [1.0, 1.0])
+    assert (x["min"], x["max"], y["count"]) == ([2.0, 3.0], [4.0, 5.0], 6)
+
+
 def test_facts_and_a_summary_frame_the_run(tmp_path):
     folder, result = record(tmp_path)
     assert json.loads((folder / "manifest.json").read_text()) == {"uid": "probe-v1"}

@@ -6,6 +6,7 @@ complete, so that a crash costs at most the running episode. Knows nothing of se
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import time
@@ -203,16 +204,21 @@ class _KeptEpisode:
 
 
 class _ObservationStats:
-    """Mean, spread and range per entry of every state, over everything seen."""
+    """Mean, spread and range per entry of every state, over all rows seen that are finite."""
 
     def __init__(self) -> None:
         self.count = 0
+        self._counts: collections.Counter[str] = collections.Counter()
         self._sums: dict[str, list[npt.NDArray[np.float64]]] = {}
 
     def add(self, obs: Observation) -> None:
         self.count += len(obs)
         for name, state in obs.states.items():
             wide = state.astype(np.float64)
+            wide = wide[np.isfinite(wide).all(axis=1)]  # one that blew up says nothing of the rest
+            if not len(wide):
+                continue
+            self._counts[name] += len(wide)
             sums = self._sums.get(name)
             if sums is None:
                 # Moments around the first row: no cancellation for states far from 0.
@@ -228,10 +234,11 @@ class _ObservationStats:
     def as_dict(self) -> dict[str, Any]:
         found = {}
         for name, (shift, first, second, low, high) in self._sums.items():
-            mean = first / self.count
-            spread = np.sqrt(np.maximum(second / self.count - mean**2, 0.0))
+            count = self._counts[name]
+            mean = first / count
+            spread = np.sqrt(np.maximum(second / count - mean**2, 0.0))
             found[name] = {
-                "count": self.count,
+                "count": count,
                 "mean": _plain(mean + shift),
                 "std": _plain(spread),
                 "min": _plain(low),
