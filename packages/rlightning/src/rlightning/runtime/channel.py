@@ -165,11 +165,11 @@ class Channel:
 
     def _read(self, view: memoryview, timeout_s: float | None) -> int:
         while True:
-            if not self._readable.poll(_milliseconds(timeout_s)):
-                raise TimeoutError("the other end says nothing")
             try:
                 count = self._socket.recv_into(view)
             except BlockingIOError:
+                if not self._readable.poll(_milliseconds(timeout_s)):
+                    raise TimeoutError("the other end says nothing") from None
                 continue
             except OSError as error:
                 raise ChannelClosedError(str(error)) from error
