@@ -70,6 +70,12 @@ class Linear(BasePolicy):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
+@pytest.mark.parametrize("optim_cfg", [None, {"rate": 0.1}], ids=["no section", "another key"])
+def test_a_key_of_the_configuration_that_a_policy_misses_is_named(optim_cfg):
+    with pytest.raises(ContractError, match=r"Linear reads 'lr', .*; set policy\.optim_cfg\.lr"):
+        build(Linear, "train", policy={"optim_cfg": optim_cfg})
+
+
 def build(kind, role, **sections):
     cfg = config(**sections)
     policy = kind(cfg.policy, role)

@@ -7,6 +7,7 @@ between the two roles. It knows nothing about environments, buffers or where oth
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import pathlib
 import threading
@@ -39,6 +40,8 @@ from rlightning.types import EnvRet, PolicyResponse, PolicyRole
 from rlightning.utils.tensors import default_device, set_nested_attr
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rlightning.config import PolicyConfig, TrainConfig
     from rlightning.types import EnvMeta
 
@@ -190,7 +193,8 @@ class BasePolicy(nn.Module, ABC):
     def init_eval(self, eval_config: Any = None, env_meta: EnvMeta | None = None) -> None:
         """Build the network for acting."""
         del eval_config  # part of the public signature; nothing here depends on it
-        self.construct_network(env_meta=env_meta)  # type: ignore[arg-type]  # None only in tests
+        with self._missing_key_named("model_cfg"):
+            self.construct_network(env_meta=env_meta)  # type: ignore[arg-type]  # None only in tests
         self._find_model()
         self.to(self.device)
         self.eval()
@@ -198,7 +202,8 @@ class BasePolicy(nn.Module, ABC):
 
     def init_train(self, train_config: TrainConfig, env_meta: EnvMeta | None = None) -> None:
         """Build the network and the optimizer for learning."""
-        self.construct_network(env_meta=env_meta, backend="transformers")  # type: ignore[arg-type]  # as above
+        with self._missing_key_named("model_cfg"):
+            self.construct_network(env_meta=env_meta, backend="transformers")  # type: ignore[arg-type]  # as above
         self._find_model()
         self.to(self.device)
         for child in self.children():
@@ -207,11 +212,25 @@ class BasePolicy(nn.Module, ABC):
         if path is not None:
             start_from(self, path)
         self._wrap_for_data_parallelism(train_config.parallel)
-        self.setup_optimizer(self.config.optim_cfg)
+        with self._missing_key_named("optim_cfg"):
+            self.setup_optimizer(self.config.optim_cfg)
         self._optimizer_settings = optimizer_settings(self)
         if train_config.check_finite:
             self._guard = FiniteGuard(self)
         self.is_init = True
+
+    @contextlib.contextmanager
+    def _missing_key_named(self, section: str) -> Iterator[None]:
+        """Say what to set where a subclass reads a key of `section` that is not there."""
+        try:
+            yield
+        except AttributeError as error:
+            if error.obj is not self.config.get(section):
+                raise
+            raise ContractError(
+                f"{type(self).__name__} reads {error.name!r}, and policy.{section} has no such "
+                f"key; set policy.{section}.{error.name}"
+            ) from error
 
     def _find_model(self) -> None:
         """Fill `model_list` with the direct children that train, unless the user already did."""
