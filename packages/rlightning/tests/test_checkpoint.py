@@ -138,6 +138,15 @@ def test_a_name_is_written_over_whole(tmp_path):
     assert sorted(item.name for item in tmp_path.iterdir()) == ["epoch_last", "epoch_last.pt"]
 
 
+def test_other_folders_beside_checkpoints_are_no_damaged_checkpoints(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr("rlightning.checkpoint._log.warning", lambda *args: said.append(args))
+    save(tmp_path, "epoch_1")
+    (tmp_path / "tensorboard").mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["epoch_1"]
+    assert said == []
+
+
 def kill_between_the_renames(folder):
     """Leave what a kill leaves after the old directory moved aside and before the new one came."""
     save(folder, "epoch_last", 1)

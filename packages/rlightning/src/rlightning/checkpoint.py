@@ -166,7 +166,7 @@ def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
             break  # else a running job is between its two renames
     whole: list[tuple[int, pathlib.Path]] = []
     for path in paths:
-        if path.name.startswith(".") or not (path.is_dir() or _old(path).exists()):
+        if path.name.startswith(".") or not (_has_parts(path) or _old(path).exists()):
             continue
         try:
             manifest = _read_whole(path, _checked_manifest)
@@ -175,6 +175,11 @@ def list_checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
             continue
         whole.append((manifest["saved_at_ns"], path))
     return [path for _, path in sorted(whole)]
+
+
+def _has_parts(path: pathlib.Path) -> bool:
+    """Tell a checkpoint, whole or not, from another folder such as that of TensorBoard."""
+    return any((path / name).is_file() for name in (_MANIFEST, _WEIGHTS, _TRAINING))
 
 
 def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
