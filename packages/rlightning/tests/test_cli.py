@@ -133,3 +133,18 @@ def test_a_project_that_cannot_be_made_is_a_message(tmp_path, capsys):
         main(["new", str(tmp_path / "file" / "project")])
     assert ended.value.code == 2
     assert "cannot be made" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_no_generator_takes_is_refused(capsys, seed):
+    assert f"{seed} is not in [0, 2**32)" in ends_with_code_2(capsys, "eval", "x", "--seed", seed)
+
+
+def test_a_shell_completes_the_configurations_that_ship_with_the_package(capsys, tmp_path):
+    main(["completion", "bash"])
+    script = tmp_path / "complete.sh"
+    script.write_text(capsys.readouterr().out)
+    ask = "COMP_WORDS=(rlightning train cartpole_d) COMP_CWORD=2; _rlightning; echo ${COMPREPLY[@]}"
+    shell = ["bash", "-c", f"source {script}; {ask}"]
+    answer = subprocess.run(shell, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["cartpole_dqn"]

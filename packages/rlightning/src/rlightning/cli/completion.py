@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from rlightning.cli.train import CONFIGS
+
 __all__ = ["SHELLS", "completion_script"]
 
 SHELLS = ("bash", "zsh")
@@ -23,15 +25,16 @@ complete -o filenames -F _rlightning rlightning
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return a script that completes commands, options, choices and file names.
+    """Return a script that completes commands, options, choices, configurations and file names.
 
     Args:
         parser: the whole command line.
         shell: one of `SHELLS`; zsh runs the bash script through its own compatibility layer.
     """
     commands = _subparsers(parser)
+    shipped = {"train": sorted(path.stem for path in CONFIGS.glob("*.yaml"))}
     cases = "\n".join(
-        f'        {name}) words="{" ".join(_words(command))}" ;;'
+        f'        {name}) words="{" ".join(_words(command) + shipped.get(name, []))}" ;;'
         for name, command in commands.items()
     )
     script = _BASH.format(cases=cases, commands=" ".join(commands))

@@ -73,6 +73,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**32:
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 2**32)")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlightning", description="Reinforcement learning for robots and simulated bodies."
@@ -89,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("eval", help="measure a trained policy")
     evaluate.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
     evaluate.add_argument("--episodes", type=_positive, default=100, help="episodes to play")
-    evaluate.add_argument("--seed", type=int, default=0, help="seed of the environments")
+    evaluate.add_argument("--seed", type=_seed, default=0, help="seed of the environments")
     evaluate.add_argument(
         "--config", help="configuration for a checkpoint that has none, of the training server"
     )
@@ -98,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     play = commands.add_parser("play", help="watch a trained policy, in a window or as a video")
     play.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
     play.add_argument("--episodes", type=_positive, default=1, help="episodes to play")
-    play.add_argument("--seed", type=int, default=0, help="seed of the environment")
+    play.add_argument("--seed", type=_seed, default=0, help="seed of the environment")
     play.add_argument("--video", metavar="FILE.mp4", help="write a video instead of a window")
     play.add_argument("--task", help="which task of several, by its name in metrics; the first")
 
