@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from rlightning.cli.train import CONFIGS
-
 __all__ = ["SHELLS", "completion_script"]
 
 SHELLS = ("bash", "zsh")
@@ -31,6 +29,8 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
         parser: the whole command line.
         shell: one of `SHELLS`; zsh runs the bash script through its own compatibility layer.
     """
+    from rlightning.config.compose import CONFIGS
+
     commands = _subparsers(parser)
     shipped = {"train": sorted(path.stem for path in CONFIGS.glob("*.yaml"))}
     cases = "\n".join(

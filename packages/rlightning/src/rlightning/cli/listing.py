@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rlightning.cli.train import CONFIGS
+from rlightning.config.compose import CONFIGS
 from rlightning.utils.registry import BUFFERS, ENGINE, ENVS, POLICIES
 
 __all__ = ["list_names"]

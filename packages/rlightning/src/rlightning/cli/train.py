@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlightning.checkpoint import find_checkpoint, list_checkpoints
 from rlightning.config import compose_main
+from rlightning.config.compose import CONFIGS
 from rlightning.launch import print_config, run_main, train_main
 from rlightning.utils.logger.files import read_rows
 from rlightning.utils.progress import get_console
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 
     from rlightning.config import MainConfig
 
-__all__ = ["CONFIGS", "find_config", "read_config", "train"]
-
-CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
-"""The configurations that ship with the package."""
+__all__ = ["find_config", "read_config", "train"]
 
 _MEASURES = (
     ("environment steps", "env_step", 0),

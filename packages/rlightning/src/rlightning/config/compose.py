@@ -19,7 +19,10 @@ from rlightning.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["compose", "compose_main"]
+__all__ = ["CONFIGS", "compose", "compose_main"]
+
+CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
+"""The configurations that ship with the package."""
 
 
 def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequence[str] = ()) -> Any:
