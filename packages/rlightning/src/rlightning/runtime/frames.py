@@ -477,17 +477,19 @@ class _Form:
     def exchanged(self, node: Any) -> Read:
         tag, env_id, outline, start, size, as_arrays = node
         as_arrays = as_arrays or self._as_arrays
-        make: Callable[[str, int, _Content], Any]
-        if tag == "E":
-            make = seal_env_ret if self._sealed else _env_ret
-        else:
-            make = seal_response if self._sealed else _response
+        end, stamp = start + size, _STAMP.unpack_from
+        if self._sealed:
+            seal: Callable[[str, int, _Content], Any]
+            seal = seal_env_ret if tag == "E" else seal_response
 
-        def read(memory: Memory) -> Any:
-            content = _Content(outline, memory[start : start + size], as_arrays=as_arrays)
-            return make(env_id, _STAMP.unpack_from(memory, start)[0], content)
+            def read(memory: Memory) -> Any:
+                content = _Content(outline, memory[start:end], as_arrays=as_arrays)
+                return seal(env_id, stamp(memory, start)[0], content)
 
-        return read
+            return read
+        make = _env_ret if tag == "E" else _response
+        fields = _reader(outline, sealed=False, as_arrays=as_arrays)
+        return lambda memory: make(env_id, stamp(memory, start)[0], fields(memory[start:end]))
 
 
 _FORMS: dict[str, Callable[[_Form, Any], Read]] = {
@@ -504,12 +506,12 @@ _FORMS: dict[str, Callable[[_Form, Any], Read]] = {
 }
 
 
-def _env_ret(env_id: str, sent_ns: int, content: _Content) -> EnvRet:
-    return EnvRet(env_id, *content.read(), sent_ns)  # type: ignore[call-arg]  # six of them
+def _env_ret(env_id: str, sent_ns: int, fields: Any) -> Any:
+    return EnvRet(env_id, *fields, sent_ns)  # type: ignore[call-arg]  # six of them
 
 
-def _response(env_id: str, sent_ns: int, content: _Content) -> PolicyResponse:
-    response = PolicyResponse(env_id, **content.read()[0])
+def _response(env_id: str, sent_ns: int, fields: Any) -> Any:
+    response = PolicyResponse(env_id, **fields[0])
     response.ts_policy_sent_ns = sent_ns
     return response
 
