@@ -130,3 +130,10 @@ def test_a_discrete_action_reaches_an_environment_as_an_integer_of_python():
     env.reset(seed=0)
     assert env.step(np.array([0, 2]))[1].tolist() == [51.0, 71.0]
     env.close()
+
+
+def test_bfloat16_actions_of_a_policy_in_mixed_precision_reach_the_environment():
+    torch = pytest.importorskip("torch")
+    border = ActionBorder(gym.spaces.Box(-1, 1, (2,), np.float32), 2)
+    actions = torch.tensor([[0.5, -0.25], [1.0, 0.0]], dtype=torch.bfloat16)
+    assert border.convert(actions).tolist() == actions.tolist()

@@ -24,6 +24,7 @@ from rlightning.buffer.utils.utils import (
     default_preprocess_fn,
 )
 from rlightning.config import BufferConfig
+from rlightning.errors import ContractError
 from rlightning.ops.returns import gae
 from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
@@ -325,3 +326,12 @@ def test_normalising_a_single_advantage_stays_finite():
 def test_the_public_names_are_where_the_documentation_says():
     for name in ("default_compute_gae", "default_gae_no_loop", "Storage", "Preprocessor"):
         assert hasattr(public, name)
+
+
+@pytest.mark.parametrize("name", ["reward", "terminated", "truncated", "next_observation", "info"])
+@pytest.mark.parametrize("stages", [{}, {"reward_preprocessor": lambda reward: reward}])
+def test_an_answer_never_takes_the_place_of_what_the_environment_returned(name, stages):
+    buffer = make(**stages)
+    response = PolicyResponse("e-0", action=np.zeros(2), **{name: 0.0})
+    with pytest.raises(ContractError, match=rf"'{name}'.* names of environment fields"):
+        buffer.add_transition("e-0", EnvRet("e-0", np.zeros(3), 1.0), response)

@@ -265,7 +265,7 @@ def test_workers_with_other_fields_or_shapes_are_refused():
 
 def test_a_policy_may_not_answer_what_the_buffer_makes():
     buffer = make()
-    with pytest.raises(ValueError, match="other names"):
+    with pytest.raises(ValueError, match="rename them in the policy"):
         buffer.add_transition("e-0", EnvRet("e-0", np.zeros(2)), PolicyResponse("e-0", reward=0.0))
 
 

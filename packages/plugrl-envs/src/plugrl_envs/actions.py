@@ -65,7 +65,10 @@ class ActionBorder:
                 value is out of range.
         """
         if hasattr(actions, "detach"):  # a torch tensor; torch itself is not needed here
-            actions = actions.detach().cpu().numpy()
+            actions = actions.detach().cpu()
+            if str(actions.dtype) == "torch.bfloat16":  # which numpy lacks; float32 holds them all
+                actions = actions.float()
+            actions = actions.numpy()
         array = np.asarray(actions)
         if array.shape != self._shape:
             if self._shape[0] != 1 or array.shape != self._shape[1:]:

@@ -21,6 +21,7 @@ from rlightning.buffer.utils.utils import (
     default_preprocess_fn,
 )
 from rlightning.errors import ConfigError, ContractError
+from rlightning.types import Processed_EnvRet_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
 __all__ = ["Pipeline"]
+
+_TAKEN = frozenset(Processed_EnvRet_fields)
+"""Names that a transition has for what the environment returned."""
 
 _DEFAULTS: dict[str, Callable[..., Any]] = {
     "obs_preprocessor": default_obs_preprocessor,
@@ -112,7 +116,7 @@ class Pipeline:
         count = len(fields)
         answers = response.extras
         fields.update(answers)
-        if len(fields) != count + len(answers) or "info" in answers:
+        if len(fields) != count + len(answers) or not _TAKEN.isdisjoint(answers):
             self._refuse_clash(env_ret, response)
         return fields, env_ret.info
 
@@ -139,7 +143,7 @@ class Pipeline:
 
     @staticmethod
     def _refuse_clash(env_ret: EnvRet, response: PolicyResponse) -> None:
-        clash = env_ret.to_dict().keys() & response.extras.keys()
+        clash = (env_ret.to_dict().keys() | _TAKEN) & response.extras.keys()
         if clash:
             raise ContractError(
                 f"the response fields {sorted(clash)} have the names of environment fields; "
