@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rlightning.buffer.utils as public
-from rlightning.buffer import DataBuffer, RolloutBuffer
+from rlightning.buffer import DataBuffer, ReplayBuffer, RolloutBuffer
 from rlightning.buffer.utils.preprocessors import (
     BoxFlattenPreprocessor,
     DiscretePreprocessor,
@@ -335,3 +335,28 @@ def test_an_answer_never_takes_the_place_of_what_the_environment_returned(name, 
     response = PolicyResponse("e-0", action=np.zeros(2), **{name: 0.0})
     with pytest.raises(ContractError, match=rf"'{name}'.* names of environment fields"):
         buffer.add_transition("e-0", EnvRet("e-0", np.zeros(3), 1.0), response)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "name"),
+    [
+        (RolloutBuffer, {}, "advantage"),
+        (RolloutBuffer, {}, "return"),
+        (ReplayBuffer, {"prioritized": True}, "index"),
+        (ReplayBuffer, {"prioritized": True}, "weight"),
+        (ReplayBuffer, {"n_step": 3}, "discount"),
+        (ReplayBuffer, {"sequence_length": 2}, "mask"),
+    ],
+)
+def test_an_answer_with_the_name_of_what_a_buffer_makes_is_refused(kind, keys, name):
+    def add(**answer):
+        buffer = make(kind, space=gym.spaces.Box(-1, 1, (3,)), keys=keys)
+        for step in range(5):
+            response = PolicyResponse("e-0", action=np.zeros(2), **answer)
+            buffer.add_transition("e-0", EnvRet("e-0", np.zeros(3)), response, truncated=step == 4)
+        return buffer.sample(2)[0]
+
+    with pytest.raises(ContractError, match=f"the policy answers {name}, which this buffer makes"):
+        add(value=0.0, final_value=0.0, **{name: 7.0})
+    if kind is RolloutBuffer:  # which makes none without values: then it is the policy's
+        assert add(**{name: 7.0})[name].eq(7.0).all()

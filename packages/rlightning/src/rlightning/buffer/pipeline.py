@@ -24,11 +24,11 @@ from rlightning.errors import ConfigError, ContractError
 from rlightning.types import Processed_EnvRet_fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from rlightning.types import EnvMeta, EnvRet, PolicyResponse
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "refuse_taken"]
 
 _TAKEN = frozenset(Processed_EnvRet_fields)
 """Names that a transition has for what the environment returned."""
@@ -51,6 +51,20 @@ _CALLS = {
     ),
 }
 """Which stages each default calls; replacing it leaves those with no caller."""
+
+
+def refuse_taken(made: Iterable[str], fields: Collection[str]) -> None:
+    """Refuse answers of a policy with a name that the buffer gives to what it makes itself.
+
+    Raises:
+        ContractError: there is one.
+    """
+    taken = [name for name in made if name in fields]
+    if taken:
+        raise ContractError(
+            f"the policy answers {', '.join(taken)}, which this buffer makes itself; give it "
+            "another name"
+        )
 
 
 @dataclasses.dataclass(kw_only=True)

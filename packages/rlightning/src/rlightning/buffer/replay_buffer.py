@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from rlightning.buffer.columns import as_array, as_numpy, nest
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.limiter import RateLimiter
+from rlightning.buffer.pipeline import refuse_taken
 from rlightning.buffer.priorities import Priorities
 from rlightning.buffer.ring import Ring, slot_numbers
 from rlightning.buffer.stream import Stream
@@ -105,6 +106,11 @@ class ReplayBuffer(DataBuffer):
         if self._by_segment:
             self.needs_bootstrap_response = True
         self._check_options()
+        self._made = (
+            ("index", "weight") * options.prioritized
+            + ("discount",) * (options.n_step > 1)
+            + ("mask",) * (options.sequence_length is not None)
+        )
         self._streams: dict[str, Stream] = {}
         self._ring: Ring = Ring(1, pending=0, device="cpu")
         self._priorities: Priorities | None = None
@@ -213,6 +219,7 @@ class ReplayBuffer(DataBuffer):
         if self.config.storage.mode == "fixed" and not self._has_room(stream):
             return
         fields, info = self._pipeline.row(env_ret, response)
+        refuse_taken(self._made, fields)
         finished = stream.add(env_ret, response, fields, info)
         if finished is not None:
             self.limiter.inserts += len(slot_numbers(finished))

@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from rlightning.buffer.data_buffer import DataBuffer
+from rlightning.buffer.pipeline import refuse_taken
 from rlightning.ops.returns import gae
 from rlightning.utils.logger import get_logger
 
@@ -76,6 +77,7 @@ class RolloutBuffer(DataBuffer):
         final = transitions.get(("_next", "final_value"))
         if value is None or later is None or final is None:
             return {}
+        refuse_taken(("advantage", "return"), [path[0] for path in transitions])
         terminated, truncated = transitions["terminated",], transitions["truncated",]
         shape = terminated.shape
         next_value = torch.where(
