@@ -42,6 +42,10 @@ def _logs_end_with_each_test():
         (["env.evaluate_cfg.num_env=2"], "unknown key 'num_env'. Did you mean 'num_envs'"),
         (["env.evaluate_cfg.num_envs=0"], "evaluate_cfg of env 'e': "),
         (["env.evaluate_cfg.vectorization=syn"], "'env.evaluate_cfg.vectorization': Input"),
+        (
+            ["env.evaluate_cfg.num_workers=3"],
+            "evaluate_cfg cannot replace 'num_workers' of env 'e'",
+        ),
         (["log.name="], "'log.name': String should have at least 1 character"),
         (["log.log_dir=base.yaml"], "the run directory base.yaml/p/n cannot be made"),
     ],

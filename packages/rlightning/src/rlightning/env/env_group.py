@@ -531,7 +531,7 @@ def evaluation_config(config: EnvConfig) -> EnvConfig:
     changed = copy.deepcopy(config)
     overrides = {} if config.evaluate_cfg is None else dict(**config.evaluate_cfg)
     for key, value in overrides.items():
-        if key in ("backend", "name", "evaluate_cfg"):
+        if key in ("backend", "name", "num_workers", "evaluate_cfg"):
             raise ConfigError(f"evaluate_cfg cannot replace {key!r} of env {config.name!r}")
         mine = config.get(key)
         if isinstance(mine, Config) and isinstance(value, Config):
