@@ -80,6 +80,17 @@ def test_a_named_folder_is_not_opened_twice(tmp_path):
     assert open_run(configuration(tmp_path), overwrite=True).run_dir == tmp_path / "p" / "exp"
 
 
+def test_a_run_that_is_written_over_is_neither_lost_nor_taken_for_the_new_one(tmp_path):
+    """Also where the new one is killed before it saves."""
+    for number in (1, 2, 3):
+        folder = open_run(configuration(tmp_path), overwrite=True).checkpoint_dir
+        close_logger()
+        assert not folder.exists()
+        folder.mkdir()
+        (folder / f"of_{number}").touch()
+    assert [path.name for path in (tmp_path / "p" / "exp" / "checkpoints-1").iterdir()] == ["of_2"]
+
+
 def test_a_request_is_seen_once_made():
     stop = StopSignal()
     stop.raise_if_requested()

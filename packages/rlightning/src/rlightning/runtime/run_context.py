@@ -11,6 +11,7 @@ import itertools
 import pathlib
 import platform
 import secrets
+import shutil
 import subprocess
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ __all__ = ["RunContext", "open_run"]
 
 _log = get_logger("runtime.run")
 _CONFIG = "config.yaml"
+_CHECKPOINTS = "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ def open_run(
     Args:
         config: the run; ``config.train.seed`` is drawn where it is unset.
         resume_from: a checkpoint of this folder to continue from.
-        overwrite: whether an earlier run in the same folder may be written over.
+        overwrite: whether an earlier run in the same folder may be written over; its checkpoints
+            wait in ``checkpoints-1``.
 
     Raises:
         RunDirectoryError: the folder holds an earlier run, and neither was asked for; or it cannot
@@ -82,7 +85,9 @@ def open_run(
     changed = _take_over(config, resume_from) if resume_from is not None else []
     if config.train.seed is None:
         config.train.seed = secrets.randbelow(2**31)
-    checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / "checkpoints")
+    if resume_from is None and config.train.save_dir is None:
+        _set_aside(run_dir / _CHECKPOINTS)
+    checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / _CHECKPOINTS)
     config.train.save_dir = str(checkpoint_dir)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -172,7 +177,18 @@ def _holds_results(run_dir: pathlib.Path) -> bool:
     """Return whether a folder has something to lose: a number, or a checkpoint."""
     metrics = run_dir / "metrics.jsonl"
     measured = metrics.is_file() and metrics.stat().st_size > 0
-    return measured or any((run_dir / "checkpoints").glob("*/manifest.json"))
+    return measured or any((run_dir / _CHECKPOINTS).glob("*/manifest.json"))
+
+
+def _set_aside(checkpoints: pathlib.Path) -> None:
+    """Keep what a run that is written over has saved, where no resume takes it for the new one's.
+
+    What an even earlier run had saved gives way to it.
+    """
+    if checkpoints.is_dir():
+        aside = checkpoints.with_name(f"{_CHECKPOINTS}-1")
+        shutil.rmtree(aside, ignore_errors=True)
+        checkpoints.rename(aside)
 
 
 def _write_config(config: MainConfig, run_dir: pathlib.Path) -> None:
