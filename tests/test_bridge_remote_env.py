@@ -80,7 +80,7 @@ class Counter:
         self.actions.append(action)
         return action
 
-    def act(self, rows=None, steps=1, **info):
+    def act(self, rows=None, steps=1, reward=None, **info):
         """Take some steps of some environments and report them."""
         rows = self.rows if rows is None else rows
         self.now[rows] += steps
@@ -90,7 +90,8 @@ class Counter:
         report = Feedback(
             env_indices=rows, step_ids=self.step_ids[rows] - 1,
             observation=self.shown(rows, self.now),
-            rewards=np.full(len(rows), steps, np.float32), terminated=over,
+            rewards=np.full(len(rows), steps if reward is None else reward, np.float32),
+            terminated=over,
             truncated=np.zeros(len(rows), bool), steps=np.full(len(rows), steps), info=info,
         )  # fmt: skip
         ended = rows[over]
@@ -382,15 +383,34 @@ def test_a_client_that_shows_something_else_is_refused_by_both_names(states, ima
             env.close()
 
 
-def test_numbers_that_are_not_finite_lose_the_client_and_not_the_run():
+@pytest.mark.parametrize("start", [np.nan, 1e30])
+def test_numbers_that_cannot_be_learned_from_lose_the_client_and_not_the_run(start):
     with listening() as env:
-        bad, good = Counter(env, start=np.nan), Counter(env)
-        with pytest.raises(ObservationRefusedError, match="not finite"):
+        bad, good = Counter(env, start=start), Counter(env)
+        with pytest.raises(ObservationRefusedError, match="a state that is NaN or beyond 1e\\+15"):
             bad.ask()
         with together(good.play):
             env._reset()
             assert np.isfinite(env._step(respond(env)).observation).all()
             env.close()
+
+
+def test_a_reward_that_cannot_be_learned_from_loses_the_client_and_not_the_run():
+    with listening() as env:
+        bad, good = Counter(env), Counter(env)
+
+        def one_after_the_other():
+            bad.ask()
+            bad.act(reward=1e38)
+            with pytest.raises(ObservationRefusedError, match="a reward beyond 1e\\+15"):
+                bad.ask()
+            good.play()
+
+        with together(one_after_the_other):
+            env._reset()
+            rewards = [float(env._step(respond(env)).last_reward) for _ in range(3)]
+            env.close()
+    assert set(rewards) <= {0.0, 1.0}
 
 
 def test_more_environments_than_rows_wait_for_a_place():

@@ -27,7 +27,7 @@ from plugrl_server.policy.state import pick_fields
 from plugrl_server.server.client_envs import ClientEnvs, InferStep
 from plugrl_server.server.display import Display, format_metrics_table
 from plugrl_server.server.inference import Inference, describe_observation, layout_of_observation
-from plugrl_server.server.joining import finite_frames, join_frames
+from plugrl_server.server.joining import join_frames, usable_frames
 from plugrl_server.server.metadata import build_server_metadata, describe_policy
 from plugrl_server.server.runtime_metrics import ClientCounter, MetricReporter, RuntimeMetrics
 from plugrl_server.testing import check_policy
@@ -218,17 +218,19 @@ def test_frames_with_images_are_not_copied_together():
     assert joined_frames(*parts) == parts
 
 
-def test_rows_that_are_not_finite_before_or_after_are_found():
+def test_rows_that_cannot_be_learned_from_are_found():
     inference = sampled(4)
     inference.obs["states"]["x"][1] = np.inf
     frames = frames_of(inference, None, [0.0, 0.0, np.nan, 0.0])
-    assert finite_frames(frames).tolist() == [True, False, False, True]
-    assert finite_frames(frames_of(sampled(2), None, [0.0, 1.0])) is None
+    assert usable_frames(frames).tolist() == [True, False, False, True]
+    assert usable_frames(frames_of(sampled(2), None, [0.0, 1.0])) is None
     huge = {"images": {}, "states": {"x": np.array([[1.0], [1e300]])}, "text": ["", ""]}
     overflows = frames_of(sampled(2), None, [0.0, 1.0], next_obs=huge)
-    assert finite_frames(overflows).tolist() == [True, False]
+    assert usable_frames(overflows).tolist() == [True, False]
     infinite = frames_of(sampled(2), None, [0.0, 1.0], rewards=np.array([np.inf, 1], np.float32))
-    assert finite_frames(infinite).tolist() == [False, True]
+    assert usable_frames(infinite).tolist() == [False, True]
+    enormous = frames_of(sampled(2), None, [0.0, 1.0], rewards=np.array([1e38, 1], np.float32))
+    assert usable_frames(enormous).tolist() == [False, True]
     assert frames.rows(np.array([3])).obs["states"]["x"].tolist() == [[3.0]]
 
 

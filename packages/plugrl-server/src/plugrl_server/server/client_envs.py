@@ -208,7 +208,7 @@ class ClientEnvs:
             columns = tuple(column[at] for column in columns)  # type: ignore[assignment]  # four
         rewards, steps, terminated, truncated = columns
         if rewards.dtype != np.float32:
-            with np.errstate(over="ignore"):  # what overflows is found by `finite_frames`
+            with np.errstate(over="ignore"):  # what overflows is found by `usable_frames`
                 rewards = rewards.astype(np.float32)
         return FrameBatch(
             sampled=step.sampled,

@@ -9,8 +9,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plugrl_server.server.joining import finite_frames, join_frames
+from plugrl_server.server.joining import join_frames, usable_frames
 from rlightning.runtime.batcher import Session
+from rlightning.utils.bounds import LARGEST
 
 if TYPE_CHECKING:
     from plugrl_protocol.endpoint import Connection
@@ -114,7 +115,7 @@ class FrameStore:
         logged: MetricDict = {}
         batches = join_frames(accepted) if self._takes_batches else [f for _, f in accepted]
         for batch in batches:
-            good = finite_frames(batch)
+            good = usable_frames(batch)
             whole = batch if good is None else self._leave_out(batch, good)
             if len(whole):
                 logged |= self._algorithm.feedback_batch(whole)
@@ -145,11 +146,13 @@ class FrameStore:
         return accepted
 
     def _leave_out(self, frames: FrameBatch, good: Any) -> FrameBatch:
-        """Drop frames with an observation that is not finite; give the others."""
+        """Drop frames with numbers that cannot be learned from; give the others."""
         bad = (~good).nonzero()[0]
         self._metrics.nonfinite_observations += len(bad)
         for client in self._discard(frames.rows(bad)):
-            _log.warning("%r: observations that are not finite; not learned from", client)
+            _log.warning(
+                "%r: states or rewards that are NaN or beyond %g; not learned from", client, LARGEST
+            )
         return frames.rows(good.nonzero()[0])
 
     def _discard(self, frames: FrameBatch) -> list[Connection]:

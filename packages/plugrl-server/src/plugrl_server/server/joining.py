@@ -14,17 +14,17 @@ import numpy as np
 from plugrl_server.algorithm.base_algorithm import FrameBatch
 from plugrl_server.common.trees import concatenate, num_rows, take
 from plugrl_server.errors import PolicyContractError
+from rlightning.utils.bounds import are_usable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["JoinedSampled", "finite_frames", "join_frames"]
+__all__ = ["JoinedSampled", "join_frames", "usable_frames"]
 
 Array = np.ndarray[Any, Any]
 
 _MOST_UNUSED = 2
 """Inferences may have so many times the rows that are meant, to be joined as wholes."""
-_LARGEST = float(np.finfo(np.float32).max)
 _COLUMNS = (
     "chains",
     "was_terminated",
@@ -95,19 +95,20 @@ def _rows_from(start: int, frames: FrameBatch) -> Any:
     return rows + start
 
 
-def finite_frames(frames: FrameBatch) -> Array | None:
-    """Find frames whose rewards and states before and after are finite, ``[m]``; None: all of them.
+def usable_frames(frames: FrameBatch) -> Array | None:
+    """Find frames that can be learned from, ``[m]``; None: all of them.
 
-    Finite as float32, which is what is learned from.
+    Their rewards, and states before and after, are neither NaN nor too large: see
+    ``rlightning.utils.bounds``.
     """
-    finite: Array | None = None
+    usable: Array | None = None
     states = (*frames.obs["states"].values(), *frames.next_obs["states"].values())
     for array in (frames.rewards, *states):
-        whole = np.abs(array) <= _LARGEST if array.dtype.itemsize > 4 else np.isfinite(array)
+        whole = are_usable(array)
         if not whole.all():
             rows = np.asarray(whole.reshape(len(whole), -1).all(axis=1))
-            finite = rows if finite is None else finite & rows
-    return finite
+            usable = rows if usable is None else usable & rows
+    return usable
 
 
 def join_frames(batches: Sequence[tuple[Any, FrameBatch]]) -> list[FrameBatch]:

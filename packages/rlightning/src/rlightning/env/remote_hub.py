@@ -28,6 +28,7 @@ from rlightning.runtime.batcher import (
     note_request,
 )
 from rlightning.runtime.stop_signal import stop_is_requested
+from rlightning.utils.bounds import LARGEST, are_usable
 from rlightning.utils.logger import get_logger
 from rlightning.utils.observation_form import ObservationForm
 
@@ -186,6 +187,9 @@ class RemoteHub:
             client = self._clients[connection.serial]
             if not self._accept(client, maps) or client.seat is None or self.form is None:
                 return
+            if not are_usable(report.rewards).all():
+                self._refuse(client, f"a reward beyond {LARGEST:g}, nothing learns from that")
+                return
             client.heard_s = time.monotonic()
             count = len(report.env_indices)
             executed = report.info.get("executed_action")
@@ -232,8 +236,8 @@ class RemoteHub:
         reason = None
         if not self.form.fits(maps):
             reason = f"observation {ObservationForm.of(maps)}, policy has {self.form}"
-        elif any(not np.isfinite(value).all() for value in maps["states"].values()):
-            reason = "an observation that is not finite, policy needs numbers"
+        elif not all(are_usable(value).all() for value in maps["states"].values()):
+            reason = f"a state that is NaN or beyond {LARGEST:g}, policy needs numbers"
         if reason is not None:
             self._refuse(client, reason)
         return reason is None
