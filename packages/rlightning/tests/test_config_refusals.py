@@ -33,6 +33,10 @@ def _logs_end_with_each_test():
         (["buffer.gamma=1.5"], "'buffer.gamma': Input should be less than or equal to 1"),
         (["buffer.gamma=nan"], "'buffer.gamma': Input should be"),
         (["buffer.gae_lambda=-1"], "'buffer.gae_lambda': Input should be greater than or"),
+        (
+            ["policy.type=VTracePPOPolicy", "+train.gamma=0.9"],
+            "buffer.gamma is 0.99 and train.gamma is 0.9",
+        ),
         (["engine=asyncrl", "train.max_staleness=-1"], "'train.max_staleness': Input should be"),
         (["policy.model_cfg.hidden_sizes=[8,0]"], "'hidden_sizes.1': Input should be greater"),
         (["policy.model_cfg.image_size=[4,4]"], "image_encoder nature needs at least [36, 36]"),

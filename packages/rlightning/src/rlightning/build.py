@@ -55,6 +55,7 @@ def check_config(config: MainConfig) -> None:
     _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)
     _check_batch(config)
+    _check_discount(config)
     _check_cluster(config)
 
 
@@ -261,6 +262,17 @@ def _check_batch(config: MainConfig) -> None:
         raise ConfigError(
             f"train.batch_size is {config.train.batch_size} and buffer.capacity is {capacity}: a "
             "batch never fills. Raise buffer.capacity or lower train.batch_size"
+        )
+
+
+def _check_discount(config: MainConfig) -> None:
+    """Refuse two discounts where buffer and policy both compute returns."""
+    buffer, train = config.buffer.get("gamma"), config.train.get("gamma")
+    estimates = config.buffer.get("gae_lambda") is not None  # a replay's matters to n-step only
+    if estimates and None not in (buffer, train) and buffer != train:
+        raise ConfigError(
+            f"buffer.gamma is {buffer} and train.gamma is {train}: {config.policy.type} learns one "
+            "value function. Write train.gamma: ${buffer.gamma}"
         )
 
 
