@@ -123,7 +123,10 @@ def test_a_new_project_trains_with_one_environment_too(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path / "my project")
     monkeypatch.syspath_prepend(str(tmp_path / "my project"))
     sizes = ["env.num_envs=1", "train.max_epochs=1", "train.max_rollout_steps=64"]
-    main(["train", "conf/train_cartpole.yaml", *sizes, "train.eval_episodes=1", "log.name=one"])
+    own = "policy.type=my_policy:MyPolicy"  # other tests of this process register the name too
+    main(
+        ["train", "conf/train_cartpole.yaml", *sizes, "train.eval_episodes=1", "log.name=one", own]
+    )
     assert (tmp_path / "my project" / "runs" / "my_project" / "one" / "metrics.jsonl").is_file()
 
 
