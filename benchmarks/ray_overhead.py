@@ -1,6 +1,6 @@
 """What does a cluster cost on one machine, and what does it gain?
 
-    python benchmarks/ray_overhead.py [--quick] [--rounds 5]
+    python benchmarks/ray_overhead.py [--quick] [--rounds 25]
 
 Environment steps per second of PPO on HalfCheetah-v5 (8 environments, 256 steps, minibatches of 64,
 10 epochs) in one process, and on Ray with one worker of each kind. Both are built once and take
@@ -176,7 +176,7 @@ def call_costs(calls: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a look instead of a measurement")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=25)
     arguments = parser.parse_args()
     rounds = 2 if arguments.quick else arguments.rounds
     logging.disable(logging.WARNING)
