@@ -9,6 +9,8 @@ from rlightning import __version__
 from rlightning.cli import main
 from rlightning.utils.logger import close_logger
 
+PROGRAM = "import sys; from rlightning.cli import main; sys.argv[0] = 'rlightning'; main()"
+
 
 @pytest.fixture(autouse=True)
 def _logs_end_with_each_test():
@@ -120,13 +122,16 @@ def test_a_new_project_trains_with_one_environment_too(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     main(["new", "my project"])
     assert "cd 'my project' &&" in capsys.readouterr().out
-    monkeypatch.chdir(tmp_path / "my project")
-    monkeypatch.syspath_prepend(str(tmp_path / "my project"))
     sizes = ["env.num_envs=1", "train.max_epochs=1", "train.max_rollout_steps=64"]
-    own = "policy.type=my_policy:MyPolicy"  # other tests of this process register the name too
-    main(
-        ["train", "conf/train_cartpole.yaml", *sizes, "train.eval_episodes=1", "log.name=one", own]
+    changes = [*sizes, "train.eval_episodes=1", "log.name=one"]
+    # A process of its own: names that other tests have registered are taken here.
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "train", "conf/train_cartpole.yaml", *changes],
+        cwd=tmp_path / "my project",
+        capture_output=True,
+        text=True,
     )
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "my project" / "runs" / "my_project" / "one" / "metrics.jsonl").is_file()
 
 
