@@ -1,6 +1,7 @@
 """The synchronous loop: order of calls, on-policy data, checkpoints, resuming, determinism."""
 
 import collections
+import contextlib
 import functools
 import io
 
@@ -524,6 +525,22 @@ def test_weights_that_do_not_arrive_are_noticed_at_the_start(tmp_path):
             engine_for(configuration(tmp_path, policy={"type": "Forgetful"}))
     finally:
         del POLICIES.module_dict["Forgetful"]
+
+
+@pytest.mark.parametrize(("value", "refused"), [(float("nan"), True), (float("-inf"), False)])
+def test_first_weights_that_are_nan_are_told_by_name_and_a_mask_is_none(tmp_path, value, refused):
+    class Masked(Tiny):
+        def construct_network(self, *args, **kwargs):
+            super().construct_network(*args, **kwargs)
+            self.register_buffer("mask", torch.full((2,), value))
+
+    POLICIES.module_dict["Masked"] = Masked
+    expected = pytest.raises(ConfigError, match="the first weights are NaN: mask")
+    try:
+        with expected if refused else contextlib.nullcontext():
+            engine_for(configuration(tmp_path, policy={"type": "Masked"}))
+    finally:
+        del POLICIES.module_dict["Masked"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ __all__ = ["Config", "ExtensibleConfig", "StrictConfig", "resolve_extras"]
 class Config(BaseModel):
     """An open section: any key is accepted and nested dictionaries become `Config` too."""
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    # NaN and infinity are refused; a field where infinity means "no limit" says so itself.
+    model_config = ConfigDict(extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _wrap_nested_dictionaries(self) -> Self:

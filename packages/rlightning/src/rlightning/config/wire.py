@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rlightning.config.base import Config, StrictConfig
 from rlightning.errors import ConfigError
@@ -27,6 +27,8 @@ __all__ = ["ActionSpaceConfig", "ObservationConfig", "WireConfig", "WireSpaces",
 
 class ActionSpaceConfig(StrictConfig):
     """The action space of one environment: ``n``, or ``nvec``, or ``low`` and ``high``."""
+
+    model_config = ConfigDict(allow_inf_nan=True)  # a Box may have no bounds
 
     n: int | None = Field(default=None, ge=1)
     """Discrete: how many actions."""
@@ -46,6 +48,11 @@ class ActionSpaceConfig(StrictConfig):
         is_box = self.low is not None and self.high is not None
         if [self.n is not None, self.nvec is not None, is_box].count(True) != 1:
             raise ValueError("give n, or nvec, or low and high (with shape)")
+        if is_box and not np.all(np.asarray(self.low) <= np.asarray(self.high)):  # nor with a NaN
+            raise ValueError(
+                f"found low {self.low} and high {self.high}; expected numbers, none of them above "
+                "its high"
+            )
         return self
 
     def space(self) -> gym.Space[Any]:

@@ -102,6 +102,13 @@ class TrainingEngine(BaseEngine):
         """Episodes that ended because the worker that played them died."""
         policy_group.sync_weights()
         if not policy_group.verify_eval_weight_consistency():
+            norms = policy_group.train_list[0].get_param_fingerprint()
+            broken = sorted(name for name, norm in norms.items() if np.isnan(norm))
+            if broken:
+                raise ConfigError(
+                    f"the first weights are NaN: {', '.join(broken)}. Look at how "
+                    f"{self._policy_name()} initialises them in construct_network"
+                )
             raise ConfigError(
                 "after the first weight sync, EVAL and TRAIN policies differ; does "
                 "get_trainable_parameters return what load_state_dict loads?"

@@ -51,9 +51,9 @@ class GymEnv(BaseEnv):
         """How rows are stepped: ``sync``, ``async`` (a process per row) or ``native``."""
         wrappers: list[str] = Field(default_factory=list)
         """Wrappers of each row: ``atari``, or ``"pkg.module:callable"``."""
-        step_timeout_s: float = 60.0
+        step_timeout_s: float = Field(default=60.0, gt=0)
         """With ``async``: how long the slowest row may take for one step, in seconds."""
-        start_timeout_s: float = 120.0
+        start_timeout_s: float = Field(default=120.0, gt=0)
         """With ``async``: how long making all rows may take, in seconds."""
         start_method: str | None = None
         """With ``async``: ``forkserver``, ``spawn`` or ``fork``."""

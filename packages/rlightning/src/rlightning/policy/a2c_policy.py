@@ -45,8 +45,8 @@ class A2CTrainConfig(Config):
     """Weight of the entropy bonus."""
     value_coef: float = Field(default=0.5, ge=0)
     """Weight of the critic's mean squared error."""
-    max_grad_norm: float = Field(default=0.5, gt=0)
-    """Norm the whole gradient is clipped to."""
+    max_grad_norm: float = Field(default=0.5, gt=0, allow_inf_nan=True)
+    """Norm the whole gradient is clipped to; ``.inf`` leaves it."""
     normalize_advantage: bool = False
     """Standardise the advantages of a rollout."""
     anneal_lr: bool = False

@@ -48,8 +48,8 @@ class DQNTrainConfig(OffPolicyTrainConfig):
     """Share of random actions in the end."""
     epsilon_updates: int = Field(default=10_000, ge=1)
     """Gradient steps over which the share falls linearly."""
-    max_grad_norm: float = Field(default=10.0, gt=0)
-    """Norm the gradient is clipped to."""
+    max_grad_norm: float = Field(default=10.0, gt=0, allow_inf_nan=True)
+    """Norm the gradient is clipped to; ``.inf`` leaves it."""
 
 
 class DQNModelConfig(QNetworkConfig):

@@ -293,8 +293,9 @@ class PolicyGroup:
             have = policy.get_param_fingerprint()
             if have.keys() != want.keys():
                 return False
-            if not all(abs(have[name] - want[name]) <= rtol * abs(want[name]) for name in want):
-                return False  # NaN is never consistent
+            for name, norm in want.items():  # infinite ones, as of a mask, are equal; NaN never is
+                if have[name] != norm and not abs(have[name] - norm) <= rtol * abs(norm):
+                    return False
         return True
 
     # ---- checkpoints ---------------------------------------------------------------------------

@@ -45,8 +45,8 @@ class PPOTrainConfig(Config):
     """Weight of the entropy bonus."""
     value_coef: float = Field(default=0.5, ge=0)
     """Weight of the critic's mean squared error."""
-    max_grad_norm: float = Field(default=0.5, gt=0)
-    """Norm the whole gradient is clipped to."""
+    max_grad_norm: float = Field(default=0.5, gt=0, allow_inf_nan=True)
+    """Norm the whole gradient is clipped to; ``.inf`` leaves it."""
     normalize_advantage: bool = True
     """Standardise advantages in each minibatch."""
     clip_value_loss: bool = False

@@ -64,8 +64,8 @@ class SupervisedTrainConfig(Config):
     ``cross_entropy`` of discrete actions; ``auto``: ``mse`` of a Box, else ``cross_entropy``."""
     minibatch_size: int | None = Field(default=None, ge=1)
     """Rows of one gradient step; unset: the whole batch."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Norm the gradient is clipped to."""
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+    """Norm the gradient is clipped to; ``.inf`` leaves it."""
 
 
 @POLICIES.register("SimpleSupervisedPolicy")

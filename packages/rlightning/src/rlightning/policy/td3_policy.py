@@ -47,7 +47,7 @@ class TD3TrainConfig(OffPolicyTrainConfig):
     """Standard deviation of the noise on actions taken."""
     target_noise: float = Field(default=0.2, ge=0)
     """Standard deviation of the noise on actions that targets are computed from."""
-    target_noise_clip: float = Field(default=0.5, ge=0)
+    target_noise_clip: float = Field(default=0.5, ge=0, allow_inf_nan=True)
     """Most that the latter may move an action."""
     actor_interval: int = Field(default=2, ge=1)
     """Gradient steps of the critics between those of the policy."""

@@ -39,9 +39,9 @@ class VTracePPOTrainConfig(PPOTrainConfig):
     """Discount per environment step; ``${buffer.gamma}`` says it once."""
     trace_lambda: float = Field(default=0.95, ge=0, le=1)
     """As ``buffer.gae_lambda``, which it replaces."""
-    rho_bar: float = Field(default=1.0, gt=0)
+    rho_bar: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Cap of the probability ratio that weighs a row's own TD error."""
-    c_bar: float = Field(default=1.0, gt=0)
+    c_bar: float = Field(default=1.0, gt=0, allow_inf_nan=True)
     """Cap of the ratio that carries later TD errors back."""
 
 
