@@ -1,5 +1,7 @@
 """The client's half of a connection: turns, reuse and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -170,6 +172,25 @@ def test_feedback_for_an_idle_env_is_a_mistake_of_the_caller():
     acted(session, [0])
     with pytest.raises(MisuseError, match=r"\[3\] hold no action"):
         session.feedback(report([0, 3]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_ids": ids(3, 5)}, "step_ids is 5 for env 1; its infer said 4"),
+        ({"steps": ids(2, 3)}, "steps is 3 for env 1; its chunk has 2"),
+    ],
+)
+def test_feedback_of_another_chunk_is_a_mistake_of_the_caller(changes, message):
+    session = opened(features=["chunk-steps"])
+    session.infer(replace(ask([0, 1]), step_ids=ids(3, 4)))
+    session.receive(answer([0, 1]))
+    truth = replace(report([0, 1]), step_ids=ids(3, 4))
+    with pytest.raises(MisuseError, match=message):
+        session.feedback(replace(truth, **changes))
+    assert session.holding == {0, 1}
+
+    session.feedback(truth)
 
 
 def test_a_refused_message_changes_nothing():

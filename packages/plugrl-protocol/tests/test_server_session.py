@@ -46,11 +46,11 @@ def ask(envs, observation=None, *, reuse=None):
     return encode(request.to_wire())
 
 
-def report(envs, observation=None, *, terminated=(), truncated=(), steps=None):
+def report(envs, observation=None, *, terminated=(), truncated=(), steps=None, step_ids=None):
     m = len(envs)
     message = Feedback(
         env_indices=ids(*envs),
-        step_ids=ids(*[5] * m),
+        step_ids=ids(*(step_ids or [5] * m)),
         observation=observe(*envs) if observation is None else observation,
         rewards=np.ones(m, np.float32),
         terminated=np.array([env in terminated for env in envs]),
@@ -138,6 +138,22 @@ def test_feedback_for_an_env_that_holds_no_action_is_refused(envs):
     with pytest.raises(OutOfTurnError, match="holds no action") as caught:
         session.receive(report(envs))
     assert caught.value.close == CLOSE_RESYNC
+
+
+@pytest.mark.parametrize("step_ids", [[5, 4], [6, 5], [5, 2**40]])
+def test_feedback_of_another_chunk_is_refused(step_ids):
+    session = opened()
+    answered(session, [0, 1])
+
+    with pytest.raises(MalformedMessageError, match=r"step_ids is \d+ for env [01].* said 5"):
+        session.receive(report([0, 1], step_ids=step_ids))
+
+
+def test_a_client_need_not_count_chunks():
+    session = opened()
+    answered(session, [0, 1])
+
+    session.receive(report([0, 1], step_ids=[5, 0]))
 
 
 def test_an_infer_for_an_env_that_owes_its_feedback_is_refused():

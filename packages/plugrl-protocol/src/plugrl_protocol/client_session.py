@@ -77,8 +77,8 @@ class ClientSession:
         self._reader = Reader(CLIENT_LIMITS, parsers, self._check_turn)
         self._wants_reuse = reuse
         self._offers_reuse = self._offers_steps = False
-        self._asked: list[int] = []
-        self._holding: set[int] = set()
+        self._asked: dict[int, int] = {}  # env to the step id of its open infer
+        self._holding: dict[int, tuple[int, int]] = {}  # env to its step id and its chunk's steps
         self._memory = Memory()
 
     @property
@@ -116,12 +116,14 @@ class ClientSession:
         except CodecError as error:
             raise MalformedMessageError(f"the server sent an undecodable frame: {error}") from error
         if isinstance(message, Action):
-            indices = message.env_ids.tolist()
-            if indices != self._asked:
+            indices, asked = message.env_ids.tolist(), list(self._asked)
+            if indices != asked:
                 raise OutOfTurnError(
-                    f"the action is for envs {indices[:8]}, the infer asked for {self._asked[:8]}"
+                    f"the action is for envs {indices[:8]}, the infer asked for {asked[:8]}"
                 )
-            self._holding.update(indices)
+            horizon = len(message.action)
+            for index, step_id in self._asked.items():
+                self._holding[index] = step_id, horizon
             self.state = TRANSITIONS[self.state, "action"]
         else:
             self.metadata = message
@@ -164,8 +166,8 @@ class ClientSession:
             raise MisuseError("leave reuse=None: the session decides what to leave out")
         request = self._sender.check(request, parse_infer)
         indices = request.env_indices.tolist()
-        if not self._holding.isdisjoint(indices):
-            owing = sorted(self._holding.intersection(indices))
+        owing = [index for index in indices if index in self._holding]
+        if owing:
             raise MisuseError(f"envs {owing[:8]} hold an action; send their feedback first")
         if self._memory:
             found = self._memory.leave_out(request.observation, indices)
@@ -174,7 +176,7 @@ class ClientSession:
                 self._sender.check(sent, parse_infer)
             self._memory.forget(indices)
         frame = self._sender.frame()
-        self._asked = indices
+        self._asked = dict(zip(indices, request.step_ids.tolist(), strict=True))
         self.state = target
         return frame
 
@@ -189,7 +191,8 @@ class ClientSession:
             The frame to send.
 
         Raises:
-            MisuseError: not the moment, or an env that holds no action.
+            MisuseError: not the moment, an env that holds no action, a step id that is not the
+                infer's, or more steps than its chunk has.
             MalformedMessageError: a report that the server would refuse.
         """
         target = self._may_send("feedback")
@@ -197,12 +200,31 @@ class ClientSession:
             report = replace(report, steps=None)
         report = self._sender.check(report, parse_feedback)
         indices = report.env_indices.tolist()
-        if not self._holding.issuperset(indices):
-            idle = [index for index in indices if index not in self._holding]
-            raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
+        self._check_held(report, indices)
         frame = self._sender.frame()
-        self._holding.difference_update(indices)
+        for index in indices:
+            del self._holding[index]
         if self._offers_reuse and self._wants_reuse:
             self._memory.note(report, indices)
         self.state = target
         return frame
+
+    def _check_held(self, report: Feedback, indices: list[int]) -> None:
+        """Refuse what the server would close the connection for, again and again."""
+        holding = self._holding
+        idle = [index for index in indices if index not in holding]
+        if idle:
+            raise MisuseError(f"envs {idle[:8]} hold no action; nothing to report for them")
+        for index, step_id in zip(indices, report.step_ids.tolist(), strict=True):
+            asked = holding[index][0]
+            if step_id not in (0, asked):
+                raise MisuseError(
+                    f"step_ids is {step_id} for env {index}; its infer said {asked}, and the "
+                    "feedback repeats it"
+                )
+        if report.steps is None:
+            return
+        for index, steps in zip(indices, report.steps.tolist(), strict=True):
+            horizon = holding[index][1]
+            if steps > horizon:
+                raise MisuseError(f"steps is {steps} for env {index}; its chunk has {horizon}")

@@ -245,10 +245,15 @@ class ServerSession:
 
     def _receive_feedback(self, report: Feedback, frame_bytes: int) -> Feedback:
         indices = report.env_indices.tolist()
-        for index in indices:
+        for index, step_id in zip(indices, report.step_ids.tolist(), strict=True):
             record = self.records.get(index)
             if record is None or not record.holds_action:
                 raise OutOfTurnError(f"feedback for env {index}, which holds no action")
+            if step_id not in (0, record.step_id):  # 0: of a client that does not count
+                raise MalformedMessageError(
+                    f"feedback.step_ids is {step_id} for env {index}; its infer said "
+                    f"{record.step_id}, which the feedback repeats"
+                )
         if report.steps is not None:
             if self._offers_steps:
                 self._check_steps(report.steps, indices)
