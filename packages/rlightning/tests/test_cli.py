@@ -1,5 +1,6 @@
 """The command line: quick help, a training run, its evaluation, and mistakes with exit code 2."""
 
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 from rlightning import __version__
 from rlightning.cli import main
+from rlightning.launch import reader_may_leave
 from rlightning.utils.logger import close_logger
 
 PROGRAM = "import sys; from rlightning.cli import main; sys.argv[0] = 'rlightning'; main()"
@@ -47,6 +49,30 @@ def test_help_answers_without_loading_torch():
     assert out.stdout.splitlines()[-1] == "[]"
     assert "train a policy as a configuration says" in out.stdout
     assert out.stderr == ""
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", [["--help"], ["list"], ["train", "pendulum_sac", "--cfg=job"]])
+def test_a_reader_that_has_left_ends_a_command_without_a_message(command, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", PROGRAM, *command],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert ended.stderr == b""
+    assert ended.returncode == (0 if command == ["--help"] and unbuffered else 141)
+
+
+def test_a_pipe_to_somebody_else_that_breaks_is_told():
+    with pytest.raises(BrokenPipeError, match="of a worker"), reader_may_leave():
+        raise BrokenPipeError("of a worker")
 
 
 def test_the_version_is_printed(capsys):

@@ -11,8 +11,9 @@ import contextlib
 import os
 import pathlib
 import re
+import select
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from rlightning.config import MainConfig, compose, compose_main
 from rlightning.errors import USER_ERRORS, ConfigError, StopRequested
@@ -27,12 +28,14 @@ __all__ = [
     "exit_on_user_error",
     "launch",
     "print_config",
+    "reader_may_leave",
     "run_main",
     "train_main",
 ]
 
 _log = get_logger("launch")
 _EXIT_CODE_OF_A_MISTAKE = 2
+_EXIT_CODE_OF_A_LEFT_PIPE = 141  # what a shell says of a program that such a pipe has ended
 
 
 def launch(
@@ -51,12 +54,12 @@ def launch(
         config_path: the folder of YAML files; relative to the file of `main_func`.
         argv: the arguments; by default the process's.
     """
-    arguments = _parse(list(sys.argv[1:] if argv is None else argv))
     folder = pathlib.Path(config_path)
     if not folder.is_absolute():
         source = getattr(sys.modules[main_func.__module__], "__file__", None)
         folder = pathlib.Path(source).resolve().parent / folder if source else folder.resolve()
-    with exit_on_user_error():
+    with reader_may_leave(), exit_on_user_error():
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         if arguments.cfg:
             print_config(folder, arguments.config_name, arguments.overrides)
             return
@@ -75,6 +78,34 @@ def exit_on_user_error() -> Iterator[None]:
     except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(_EXIT_CODE_OF_A_MISTAKE) from error
+
+
+@contextlib.contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """End the process without a message where nobody reads on, as behind ``| head -1``.
+
+    A broken pipe to anybody else passes with its traceback.
+    """
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_left(sys.stdout):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        raise SystemExit(_EXIT_CODE_OF_A_LEFT_PIPE) from None
+
+
+def _is_left(stream: TextIO) -> bool:
+    """Whether the other end of the pipe that `stream` writes to is closed."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)  # closed ends are told in any case
+    except OSError:  # it is no file
+        return False
+    return bool(poll.poll(0))
 
 
 def run_main(

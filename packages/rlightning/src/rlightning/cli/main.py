@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from rlightning import __version__
 from rlightning.cli.completion import SHELLS, completion_script
-from rlightning.launch import add_run_options, exit_on_user_error, parse_with_overrides
+from rlightning.launch import (
+    add_run_options,
+    exit_on_user_error,
+    parse_with_overrides,
+    reader_may_leave,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +24,8 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line; a mistake in it ends the process with exit code 2 and a message."""
     parser = _parser()
-    arguments = parse_with_overrides(parser, argv)
-    with exit_on_user_error():
+    with reader_may_leave(), exit_on_user_error():
+        arguments = parse_with_overrides(parser, argv)
         if arguments.command == "completion":
             sys.stdout.write(completion_script(parser, arguments.shell))
         else:
