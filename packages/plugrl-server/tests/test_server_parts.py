@@ -302,6 +302,8 @@ def test_the_reason_of_a_refusal_names_both_sides():
     inference.run([infer(1)], good)
     assert inference.blame(KeyError("x"), other) == "observation y:2, policy has x:1"
     refused = ObservationError("states y:2", "x:1", hint="set it")
+    assert inference.blame(refused, other) == "states y:2, policy has x:1; set it"
+    refused = ObservationError("states y:2", "x:1", hint="set it" * 20)
     assert inference.blame(refused, other) == "states y:2, policy has x:1"
     assert str(refused).endswith("set it")
     assert describe_observation(()) == "nothing"

@@ -1,6 +1,7 @@
 """Built-in policies: shapes, bounds, log-probabilities, and what they say to a wrong client."""
 
 import copy
+import shlex
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from plugrl_server.cli_args import parse
 from plugrl_server.errors import MissingExtraError, ObservationError, PolicyContractError
 from plugrl_server.policy.base_policy import BasePolicy, BasePolicyConfig
 from plugrl_server.policy.freezing import freeze_matching
@@ -111,17 +113,34 @@ def test_a_deterministic_policy_repeats_itself():
 
 
 @pytest.mark.parametrize(
-    ("seen", "reason"),
+    ("uid", "states", "flags"),
     [
-        (observation(2, 3), "states obs:3, policy has obs:17"),
-        (observation(2, 17, "joints"), "states joints:17, policy has obs:17"),
+        ("gaussian-policy", {"obs": 3}, "--policy.obs-dim 3"),
+        ("gaussian-policy", {"joints": 17}, "--policy.state-keys joints"),
+        ("sac-policy", {"é": 1, "a b": 4}, "--policy.state-keys 'a b' 'é' --policy.state-dim 5"),
+        ("sac-policy", {"joints": 3}, "--policy.state-keys joints --policy.state-dim 3"),
     ],
 )
-def test_another_width_or_name_is_refused_with_both_sides_named(seen, reason):
-    policy, _ = built_in("gaussian-policy")
-    with pytest.raises(ObservationError, match=r"--policy\.obs-dim") as error:
+def test_another_width_or_name_is_refused_with_the_flags_that_would_read_it(uid, states, flags):
+    policy, width = built_in(uid)
+    seen = observation(2, 1)
+    seen["states"] = {name: np.zeros((2, width)) for name, width in states.items()}
+    with pytest.raises(ObservationError) as error:
         policy.get_action_and_runtime_state(seen)
-    assert error.value.reason == reason
+    found = ",".join(f"{name}:{width}" for name, width in sorted(states.items()))
+    assert error.value.reason == f"states {found}, policy has obs:{width}"
+    assert error.value.hint == f"serve it with {flags}"
+
+    given = shlex.split(flags)
+    parsed = parse([uid, "default", "eval", "default", *given]).args.policy
+    assert len(make_policy(uid, parsed).prepare_observation(seen)) == 2
+
+
+def test_a_client_without_states_is_told_that_they_are_needed():
+    policy, _ = built_in("gaussian-policy")
+    seen = {"images": {}, "states": {}, "text": [""]}
+    with pytest.raises(ObservationError, match=r"states none, .*; it acts on state vectors"):
+        policy.get_action_and_runtime_state(seen)
 
 
 def test_several_states_are_joined_in_the_order_of_their_keys():

@@ -313,7 +313,10 @@ def test_an_unknown_state_is_refused_with_both_sides_named_and_others_go_on():
         with EnvClient(running.url) as bad, pytest.raises(ObservationRefusedError) as refused:
             ask(bad, 1.0, "joints", width=3)
         assert refused.value.close.code == 1008
-        assert refused.value.close.reason == "states joints:3, policy has obs:2"
+        assert refused.value.close.reason == (
+            "states joints:3, policy has obs:2; "
+            "serve it with --policy.state-keys joints --policy.obs-dim 3"
+        )
         good.play(3)
         good.close()
 

@@ -37,7 +37,7 @@ class ObservationError(ServerError, ValueError):
     Attributes:
         found: what the client sent, for example ``"states a:3,t:1"``.
         expected: what the policy has, in the same form.
-        hint: what to set; shown in the server's log, not sent to the client.
+        hint: what to do about it.
     """
 
     def __init__(self, found: str, expected: str, *, hint: str = "") -> None:
@@ -46,11 +46,11 @@ class ObservationError(ServerError, ValueError):
 
     @property
     def reason(self) -> str:
-        """The reason of the close frame that answers it."""
+        """Both sides, without the hint."""
         return f"{self.found}, policy has {self.expected}"
 
     def __str__(self) -> str:
-        return self.reason + (f". {self.hint}" if self.hint else "")
+        return self.reason + (f"; {self.hint}" if self.hint else "")
 
 
 class PolicyContractError(ServerError, ValueError):

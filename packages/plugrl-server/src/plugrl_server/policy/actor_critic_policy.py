@@ -112,7 +112,8 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         Raises:
             ObservationError: the client sends other states than ``state_keys`` and ``obs_dim`` say.
         """
-        return join_states(_obs, self.config.state_keys, self.config.obs_dim)
+        keys, width = self.config.state_keys, self.config.obs_dim
+        return join_states(_obs, keys, width, width_flag="--policy.obs-dim")
 
     def get_action_and_runtime_state(
         self, _obs: dict[str, Any]

@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def describe_states(observation: Mapping[str, Any]) -> str:
 
 
 def join_states(
-    observation: Mapping[str, Any], keys: Sequence[str], width: int
+    observation: Mapping[str, Any], keys: Sequence[str], width: int, *, width_flag: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Concatenate state vectors into one float32 ``[n, width]``.
 
@@ -33,6 +34,7 @@ def join_states(
         observation: the batched map.
         keys: which states, in order.
         width: of all of them together.
+        width_flag: by which a command line sets `width`.
 
     Raises:
         ObservationError: a name is missing, or the widths do not add up.
@@ -48,9 +50,23 @@ def join_states(
         raise ObservationError(
             describe_states(observation),
             f"{'+'.join(keys)}:{width}",
-            hint="Set --policy.state-keys and --policy.obs-dim to what the client sends",
+            hint=_hint(states, keys, width, width_flag),
         )
     return joined
+
+
+def _hint(states: Mapping[str, Any], keys: Sequence[str], width: int, width_flag: str) -> str:
+    """Say with which flags the policy would read what the client sends."""
+    if not states:
+        return "it acts on state vectors, send some"
+    flags = []
+    if any(key not in states for key in keys):
+        keys = sorted(states)
+        flags.append(f"--policy.state-keys {shlex.join(keys)}")
+    found = sum(np.shape(states[key])[-1] for key in keys)
+    if found != width:
+        flags.append(f"{width_flag} {found}")
+    return f"serve it with {' '.join(flags)}"
 
 
 def _joined(

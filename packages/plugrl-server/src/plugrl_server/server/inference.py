@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from plugrl_protocol.errors import MAX_REASON_BYTES
 from plugrl_server.algorithm.base_algorithm import Sampled
 from plugrl_server.common.trees import concatenate
 from plugrl_server.errors import ObservationError, PolicyContractError
@@ -136,9 +137,13 @@ class Inference:
             )
 
     def blame(self, error: Exception, layout: Layout) -> str:
-        """Word why a request that failed alone is refused; short, both sides named."""
+        """Word why a request that failed alone is refused; short, both sides named.
+
+        What to do about it is said where a close frame has room for that.
+        """
         if isinstance(error, ObservationError):
-            return error.reason
+            whole = str(error)
+            return whole if len(whole.encode()) <= MAX_REASON_BYTES else error.reason
         sent = describe_observation(layout)
         if self._known_good is not None and self._known_good != layout:
             return f"observation {sent}, policy has {describe_observation(self._known_good)}"

@@ -27,6 +27,7 @@ from plugrl_protocol.errors import (
     close_refused,
 )
 from plugrl_protocol.messages import Feedback, Infer, read_episodes
+from plugrl_server.errors import ObservationError
 from plugrl_server.server.client_envs import ClientEnvs
 from plugrl_server.server.frame_store import Client, FrameStore, Report
 from plugrl_server.server.inference import (
@@ -414,7 +415,10 @@ class Trainer:
         self.metrics.refused_requests += 1
         reason = self._inference.blame(error, batch[0].layout)  # type: ignore[arg-type]  # ours
         connection = batch[0].payload.client.connection
-        _log.error("%r: refused, %s", connection, reason, exc_info=error)
+        if isinstance(error, ObservationError):  # says it all
+            _log.error("%r: refused, %s", connection, error)
+        else:
+            _log.error("%r: refused, %s", connection, reason, exc_info=error)
         connection.close_soon(close_refused(reason))
 
     # ---- storing -------------------------------------------------------------------------------

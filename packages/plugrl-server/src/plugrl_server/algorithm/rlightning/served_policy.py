@@ -88,7 +88,7 @@ class ServedPolicy(BasePolicy):
             raise ObservationError(
                 f"observation {ObservationForm.of(_obs)}",
                 str(self.form),
-                hint="Set env.observation of the configuration to what the client shows",
+                hint="set env.observation of the configuration to what the client shows",
             )
         return map_leaves(np.array, self.form.read(_obs))
 

@@ -84,7 +84,8 @@ class SACPolicy(BaseTorchPolicy):
         Raises:
             ObservationError: the client sends other states than the configuration says.
         """
-        return join_states(_obs, self.config.state_keys, self.config.state_dim)
+        keys, width = self.config.state_keys, self.config.state_dim
+        return join_states(_obs, keys, width, width_flag="--policy.state-dim")
 
     @torch.no_grad()
     def get_action_and_runtime_state(self, _obs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
