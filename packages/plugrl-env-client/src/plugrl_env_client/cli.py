@@ -20,6 +20,7 @@ from plugrl_env_client.utils.registration import (
     get_env_spec,
     load_entry_points,
 )
+from plugrl_protocol.console import reader_may_leave
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,14 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         by signal n.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    try:
-        job = parse(given)
-    except _HelpRequested as help_text:
-        sys.stdout.write(f"{help_text}\n")
-        return 0
-    except EnvClientError as error:
-        sys.stderr.write(f"{PROGRAM}: error: {error}\n")
-        return 2
+    with reader_may_leave():
+        try:
+            job = parse(given)
+        except _HelpRequested as help_text:
+            sys.stdout.write(f"{help_text}\n")
+            return 0
+        except EnvClientError as error:
+            sys.stderr.write(f"{PROGRAM}: error: {error}\n")
+            return 2
     return _run(job)
 
 

@@ -14,9 +14,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from plugrl_server.algorithm.registration import ALGORITHMS
-from plugrl_server.cli_args import Choice, HelpRequested, fail, parse
+from plugrl_server.cli_args import Choice, fail, read
 from plugrl_server.common.logging_utils import configure_logging, get_logger
-from plugrl_server.errors import RunExistsError, ServerError, UsageError
+from plugrl_server.errors import RunExistsError, ServerError
 from plugrl_server.policy.registration import POLICIES
 
 if TYPE_CHECKING:
@@ -42,13 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the command line without the program; None takes it from the process.
     """
-    try:
-        choice = parse(sys.argv[1:] if argv is None else argv)
-    except HelpRequested as help_text:
-        sys.stdout.write(f"{help_text}\n")
+    choice = read(sys.argv[1:] if argv is None else argv)
+    if choice is None:
         return
-    except UsageError as error:
-        fail(str(error))
     configure_logging(choice.args.log_level)
     try:
         server = build_server(choice)

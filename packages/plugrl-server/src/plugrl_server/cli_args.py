@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import tyro
 
+from plugrl_protocol.console import reader_may_leave
 from plugrl_server.algorithm.registration import ALGORITHMS
 from plugrl_server.common.registry import load_entry_points
 from plugrl_server.errors import UsageError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from plugrl_server.common.registry import Registry
 
-__all__ = ["Args", "Choice", "HelpRequested", "TrackArgs", "is_loopback", "parse"]
+__all__ = ["Args", "Choice", "HelpRequested", "TrackArgs", "fail", "is_loopback", "parse", "read"]
 
 PROGRAM = "plugrl-run-server"
 RLIGHTNING = "rlightning"
@@ -184,6 +185,22 @@ def parse(argv: Sequence[str], kind: type[Args] = Args, program: str = PROGRAM) 
     args = _flags(kind, [program, *names], rest, policy=policy, algo=algo)
     args.validate()
     return Choice(policy_uid, algo_uid, args)
+
+
+def read(argv: Sequence[str], kind: type[Args] = Args, program: str = PROGRAM) -> Choice | None:
+    """Read a command line as `parse` does, at the border of the process; None: it was for help.
+
+    Raises:
+        SystemExit: with 2 and a message, where the command line cannot be meant.
+    """
+    with reader_may_leave():
+        try:
+            return parse(argv, kind, program)
+        except HelpRequested as help_text:
+            sys.stdout.write(f"{help_text}\n")
+        except UsageError as error:
+            fail(str(error), program)
+    return None
 
 
 def _parse_rlightning(rest: list[str], kind: type[Args], program: str) -> Choice:

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from plugrl_server import cli
-from plugrl_server.cli_args import Args, Choice, HelpRequested, fail, parse
+from plugrl_server.cli_args import Args, Choice, fail, read
 from plugrl_server.common.logging_utils import configure_logging
 from plugrl_server.errors import RunExistsError, ServerError, UsageError
 
@@ -76,13 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the command line without the program; None takes it from the process.
     """
-    try:
-        choice = parse(sys.argv[1:] if argv is None else argv, RayArgs, PROGRAM)
-    except HelpRequested as help_text:
-        sys.stdout.write(f"{help_text}\n")
+    choice = read(sys.argv[1:] if argv is None else argv, RayArgs, PROGRAM)
+    if choice is None:
         return
-    except UsageError as error:
-        fail(str(error), PROGRAM)
     configure_logging(choice.args.log_level)
     from plugrl_server.cluster.places import open_places
 

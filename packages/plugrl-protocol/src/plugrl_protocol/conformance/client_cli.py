@@ -13,6 +13,7 @@ from plugrl_protocol.conformance.clauses import Report, SkippedError, ViolationE
 from plugrl_protocol.conformance.client_scenarios import CLAUSES, SCENARIOS
 from plugrl_protocol.conformance.referee import LeftError
 from plugrl_protocol.conformance.stage import ClientOptions, Stage
+from plugrl_protocol.console import reader_may_leave
 from plugrl_protocol.messages import ALL_FEATURES
 
 if TYPE_CHECKING:
@@ -72,12 +73,13 @@ def run_scenario(stage: Stage, name: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit code."""
     made = parser()
-    given = made.parse_args(arguments)
+    with reader_may_leave():
+        given = made.parse_args(arguments)
+        if given.list:
+            for clause in CLAUSES:
+                sys.stdout.write(f"{clause.name}\t{clause.section}: {clause.text}\n")
+            return 0
     logging.getLogger("websockets").setLevel(logging.CRITICAL + 1)
-    if given.list:
-        for clause in CLAUSES:
-            sys.stdout.write(f"{clause.name}\t{clause.section}: {clause.text}\n")
-        return 0
     if given.client is not None and not ("{url}" in given.client or "{port}" in given.client):
         made.error("--client must contain {url}, or {host} and {port}")
     options = ClientOptions(
@@ -91,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = list(SCENARIOS) if given.scenario == "all" else [given.scenario]
     report = check_client(options, chosen)
-    sys.stdout.write("\n".join(report.lines()) + "\n")
+    with reader_may_leave():
+        sys.stdout.write("\n".join(report.lines()) + "\n")
     return report.exit_code
 
 

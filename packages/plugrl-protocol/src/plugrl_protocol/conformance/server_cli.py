@@ -18,6 +18,7 @@ from plugrl_protocol.conformance.clauses import (
 )
 from plugrl_protocol.conformance.raw import RawClient, Target
 from plugrl_protocol.conformance.server_checks import CHECKS, Check, Setup
+from plugrl_protocol.console import reader_may_leave
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,13 +132,14 @@ class _Witness:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; gives the exit code."""
-    given = parser().parse_args(arguments)
+    with reader_may_leave():
+        given = parser().parse_args(arguments)
+        if given.list:
+            for clause, _ in CHECKS:
+                sys.stdout.write(f"{clause.name}\t{clause.section}: {clause.text}\n")
+            return 0
     # What goes wrong on a connection is a finding here, not a log line.
     logging.getLogger("websockets").setLevel(logging.CRITICAL + 1)
-    if given.list:
-        for clause, _ in CHECKS:
-            sys.stdout.write(f"{clause.name}\t{clause.section}: {clause.text}\n")
-        return 0
     target = Target(
         url=given.url,
         api_key=given.api_key,
@@ -155,7 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         echo=given.echo,
     )
     report = check_server(setup, given.only)
-    sys.stdout.write("\n".join(report.lines()) + "\n")
+    with reader_may_leave():
+        sys.stdout.write("\n".join(report.lines()) + "\n")
     return report.exit_code
 
 
