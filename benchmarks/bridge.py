@@ -165,15 +165,16 @@ def measure(folder, turns, steps):
 
 def judge(figures):
     """Compare what the wire costs with the goal."""
+    from common import goal
+
     goals = []
     for rows in ROWS:
         name = f"{rows} row{'s' if rows > 1 else ''}"
         for way in WAYS[1:3]:
             key = "trainer_cpu_us_per_step"
             cost, base = (figures[f"{which}, {name}"][key] for which in (way, WAYS[0]))
-            found = round(cost - base, 1)
-            goal = f"{way}, {name}: the trainer spends at most {GOAL_US} us more than in process"
-            goals.append({"goal": goal, "found": found, "holds": found <= GOAL_US})
+            what = f"{way}, {name}: CPU us per step that the trainer spends more than in process"
+            goals.append(goal(what, cost - base, at_most=GOAL_US))
     return goals
 
 
@@ -188,14 +189,11 @@ def main():
     print(f"{'':28} {'wall us/step':>14} {'trainer CPU us':>15}")
     for name, row in figures.items():
         print(f"{name:28} {row['wall_us_per_step']:14.0f} {row['trainer_cpu_us_per_step']:15.0f}")
-    goals = judge(figures)
-    for goal in goals:
-        print(f"{'holds' if goal['holds'] else 'FAILS'}: {goal['goal']}: {goal['found']}")
     if not args.quick:
         from common import write_result
 
         load = round(os.getloadavg()[0], 1)
-        print(write_result("bridge", figures, goals=goals, steps=steps, turns=turns, load=load))
+        print(write_result("bridge", figures, judge(figures), steps=steps, turns=turns, load=load))
 
 
 if __name__ == "__main__":

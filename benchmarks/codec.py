@@ -17,7 +17,7 @@ import time
 
 import msgpack
 import numpy as np
-from common import write_result
+from common import goal, write_result
 
 from plugrl_protocol import Decoder, Encoder, Infer, make_observation
 
@@ -138,12 +138,9 @@ def main():
         of_kind = [row for row in rows if row["message"] == kind]
         for name, column in (("raw bytes", "over_raw"), ("raw bytes, by hand", "over_by_hand")):
             found = max(row[column] for row in of_kind)
-            goal = f"{kind} within {GOAL}x of msgpack with {name}"
-            judged.append({"goal": goal, "found": found, "limit": GOAL, "holds": found <= GOAL})
-    for goal in judged:
-        print(f"{'holds' if goal['holds'] else 'FAILS'}: {goal['goal']}: {goal['found']}")
+            judged.append(goal(f"{kind}: times msgpack with {name}", found, at_most=GOAL))
     if not quick:
-        write_result("codec", rows, goals=judged, load=round(os.getloadavg()[0], 1))
+        write_result("codec", rows, judged, load=round(os.getloadavg()[0], 1))
 
 
 if __name__ == "__main__":

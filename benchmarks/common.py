@@ -60,12 +60,30 @@ def spread(row: dict) -> str:
     return f"{row['iqm']:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def write_result(name: str, figures: object, **further: object) -> pathlib.Path:
-    """Write ``results/<name>.json`` with figures, goals, command, machine and commit."""
+def goal(
+    what: str, found: float, *, at_least: float | None = None, at_most: float | None = None
+) -> dict:
+    """Return a goal as results keep it: what was found, what was wanted, and whether that holds."""
+    if (at_least is None) == (at_most is None):
+        raise ValueError("a goal is either at_least or at_most something")
+    wanted = f"at most {at_most:g}" if at_least is None else f"at least {at_least:g}"
+    holds = found <= at_most if at_least is None else found >= at_least
+    return {"what": what, "found": round(float(found), 3), "wanted": wanted, "holds": bool(holds)}
+
+
+def write_result(name: str, figures: object, goals: list[dict], **further: object) -> pathlib.Path:
+    """Print whether goals hold; write ``results/<name>.json``, with command, machine and commit.
+
+    ``python scripts/results_page.py`` then brings docs/reference/results.md up to date.
+    """
+    for each in goals:
+        verdict = "holds" if each["holds"] else "FAILS"
+        print(f"{verdict}  {each['what']}: {each['found']:g}, {each['wanted']}")
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     content = {
         "figures": figures,
+        "goals": goals,
         **further,
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgpack
 import numpy as np
-from common import write_result
+from common import goal, write_result
 
 from plugrl_protocol import (
     CLOSE_FINISHED,
@@ -304,18 +304,15 @@ def main():
     for row in rows:
         print(" | ".join(f"{row[name]!s:>{max(11, len(name))}}" for name in shown))
     goals = [
-        {
-            "goal": f"{row['library']}, {row['message']}: p50 within 1.1x of a bare echo",
-            "found": row["ours_over_bare_p50"],
-            "limit": GOAL,
-            "holds": row["ours_over_bare_p50"] <= GOAL,
-        }
+        goal(
+            f"{row['library']}, {row['message']}: median cycle, times a bare echo",
+            row["ours_over_bare_p50"],
+            at_most=GOAL,
+        )
         for row in rows
     ]
-    for goal in goals:
-        print(f"{'holds' if goal['holds'] else 'FAILS'}: {goal['goal']}: {goal['found']}")
     if not quick:
-        write_result("echo", rows, goals=goals, load=round(os.getloadavg()[0], 1))
+        write_result("echo", rows, goals, load=round(os.getloadavg()[0], 1))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,15 @@
 RL Baselines3 Zoo reports 500 after 500,000 steps, from one run of Stable-Baselines3.
 """
 
+from common import goal
 from learning import Case, main
 
 CASES = {"cartpole": Case("cartpole_a2c")}
 
 
-def goals(rows: dict[str, dict]) -> dict[str, bool]:
-    """Return what is claimed, and whether it holds."""
-    return {"A2C solves CartPole, 475": rows["cartpole"]["mean"] >= 475}
+def goals(rows: dict[str, dict]) -> list[dict]:
+    """Compare with what is published."""
+    return [goal("A2C on CartPole-v1, mean return", rows["cartpole"]["mean"], at_least=475)]
 
 
 if __name__ == "__main__":

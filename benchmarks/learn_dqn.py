@@ -3,18 +3,19 @@
 python benchmarks/learn_dqn.py [--quick] [--cases cartpole ...] [--seeds 0 1 2]
 """
 
+from common import goal
 from learning import Case, main
 
 CASES = {"cartpole": Case("cartpole_dqn"), "lunarlander": Case("lunarlander_dqn")}
 GOALS = {"cartpole": 500.0, "lunarlander": 200.0}
 
 
-def goals(rows: dict[str, dict]) -> dict[str, bool]:
-    """Return the claims and whether each holds."""
-    return {
-        f"{label}: a mean return of {goal:g} or more": rows[label]["mean"] >= goal
-        for label, goal in GOALS.items()
-    }
+def goals(rows: dict[str, dict]) -> list[dict]:
+    """Compare with what counts as solved."""
+    return [
+        goal(f"DQN on {label}, mean return", rows[label]["mean"], at_least=at_least)
+        for label, at_least in GOALS.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 The same steps for an LSTM, a GRU, and PPO without a memory.
 """
 
+from common import goal
 from learning import Case, main
 
 MASKED = "+env.wrappers=['plugrl_envs.masking:without_velocities']"
@@ -17,13 +18,13 @@ CASES = {
 }
 
 
-def goals(rows: dict[str, dict]) -> dict[str, bool]:
-    """Return what is claimed, and whether it holds."""
-    return {
-        "an LSTM reaches 450": rows["lstm"]["mean"] >= 450,
-        "a GRU reaches 450": rows["gru"]["mean"] >= 450,
-        "without a memory PPO stays below 200": rows["feed_forward"]["mean"] < 200,
-    }
+def goals(rows: dict[str, dict]) -> list[dict]:
+    """Judge whether a memory is needed, and enough."""
+    return [
+        goal("an LSTM, mean return", rows["lstm"]["mean"], at_least=450),
+        goal("a GRU, mean return", rows["gru"]["mean"], at_least=450),
+        goal("PPO without a memory, mean return", rows["feed_forward"]["mean"], at_most=200),
+    ]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import statistics
 
 import gymnasium as gym
 import numpy as np
+from common import goal
 from learning import Case, main
 
 from rlightning.datasets import Episode, write_minari
@@ -74,13 +75,13 @@ def demonstrate(folder: pathlib.Path) -> float:
     return statistics.fmean(float(one.rewards.sum()) for one in episodes)
 
 
-def goals(rows: dict[str, dict]) -> dict[str, bool]:
-    """Return what is claimed, and whether it holds."""
-    return {
-        "with prior data a mean return of -250 or more": rows["prior"]["mean"] >= -250,
-        "and sooner than without": rows["prior"]["mean_on_the_way"]
-        > rows["alone"]["mean_on_the_way"],
-    }
+def goals(rows: dict[str, dict]) -> list[dict]:
+    """Judge whether prior data helps."""
+    sooner = rows["prior"]["mean_on_the_way"] - rows["alone"]["mean_on_the_way"]
+    return [
+        goal("with prior data, mean return", rows["prior"]["mean"], at_least=-250),
+        goal("mean on the way, above that without prior data by", sooner, at_least=1),
+    ]
 
 
 if __name__ == "__main__":

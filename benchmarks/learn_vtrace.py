@@ -8,6 +8,7 @@ that the end shows what was learned and not the last large step. What is compare
 the second half of the evaluations: how far one got, and whether one stayed there.
 """
 
+from common import goal
 from learning import Case, main
 
 SETTINGS = [
@@ -34,15 +35,14 @@ CASES = {
 }
 
 
-def goals(rows: dict[str, dict]) -> dict[str, bool]:
-    """Return what is claimed, and whether it holds."""
-    return {
-        "with two versions of lag V-trace PPO solves CartPole": rows["vtrace_lagged"]["mean"]
-        >= 475,
-        "where PPO is hurt": (
-            rows["ppo_lagged"]["late_mean"] < rows["vtrace_lagged"]["late_mean"] - 50
-        ),
-    }
+def goals(rows: dict[str, dict]) -> list[dict]:
+    """Judge whether V-trace makes up for a lag."""
+    lagged = rows["vtrace_lagged"]
+    ahead = lagged["late_mean"] - rows["ppo_lagged"]["late_mean"]
+    return [
+        goal("V-trace PPO, two versions behind, mean return", lagged["mean"], at_least=475),
+        goal("its later evaluations, above PPO's two versions behind by", ahead, at_least=50),
+    ]
 
 
 if __name__ == "__main__":

@@ -368,6 +368,7 @@ def main() -> None:
     path = write_result(
         "scale_sim",
         figures,
+        [],  # it answers where a layout saturates, and has no goal
         unit="samples/s",
         measured={name: float(f"{value:.3g}") for name, value in vars(costs).items()},
         assumed=ASSUMED,

@@ -43,6 +43,42 @@ def late_return(result):
     return sum(late) / len(late)
 
 
+@pytest.mark.parametrize(
+    ("limits", "wanted", "holds"),
+    [
+        ({"at_least": 2}, "at least 2", True),
+        ({"at_least": 2.5}, "at least 2.5", False),
+        ({"at_most": 2}, "at most 2", True),
+        ({"at_most": 1.5}, "at most 1.5", False),
+    ],
+    ids=["as much", "too little", "as little", "too much"],
+)
+def test_a_goal_says_what_was_found_and_wanted_and_whether_it_holds(load, limits, wanted, holds):
+    assert load("common").goal("speed", 2.0, **limits) == {
+        "what": "speed",
+        "found": 2.0,
+        "wanted": wanted,
+        "holds": holds,
+    }
+
+
+@pytest.mark.parametrize("limits", [{}, {"at_least": 1, "at_most": 2}], ids=["none", "two"])
+def test_a_goal_has_one_limit(load, limits):
+    with pytest.raises(ValueError, match="either at_least or at_most"):
+        load("common").goal("speed", 2.0, **limits)
+
+
+def test_a_result_holds_figures_goals_command_machine_and_commit(load, tmp_path, capsys):
+    common = load("common")
+    common.RESULTS = tmp_path
+    goals = [common.goal("speed", 1.0, at_least=2)]
+    path = common.write_result("name", {"speed": 1.0}, goals, rounds=3)
+    kept = json.loads(path.read_text())
+    assert (kept["figures"], kept["goals"], kept["rounds"]) == ({"speed": 1.0}, goals, 3)
+    assert {"command", "machine", "commit", "date"} <= kept.keys()
+    assert capsys.readouterr().out == "FAILS  speed: 1, at least 2\n"
+
+
 def test_one_seed_has_a_mean_and_no_interval(load):
     common = load("common")
     assert common.over_seeds([3.04]) == {"mean": 3.0}
@@ -70,7 +106,8 @@ def test_the_summary_of_learn_ppo_has_every_seed_and_what_it_says_of_them(load, 
     assert row["returns"] == [500.0, 500.0, 440.0]
     assert (row["mean"], row["iqm"], row["best"]) == (480.0, 480.0, 500.0)
     assert row["iqm_interval_95"] == [440.0, 500.0]
-    assert not row["goal_holds"]
+    (judged,) = learn_ppo.judge([row])
+    assert (judged["found"], judged["wanted"], judged["holds"]) == (480.0, "at least 500", False)
 
 
 def test_who_learns_sooner_and_who_stays_there_has_the_higher_mean(load, tmp_path):
@@ -104,4 +141,4 @@ def test_our_mean_may_not_be_below_the_lowest_of_the_peers_returns(load, tmp_pat
             (tmp_path / f"pendulum_sac_{side}_{seed}.json").write_text(json.dumps(run))
     rows = learn_sac.summarise(tmp_path)
     assert [row["env_steps"] for row in rows] == [5000, 20_000]
-    assert [row["goal_holds"] for row in rows] == [holds, holds]
+    assert [judged["holds"] for judged in learn_sac.judge(rows)] == [holds, holds]
