@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from rlightning.buffer import ReplayBuffer
 from rlightning.buffer.buffer_proxy import BufferProxy
 from rlightning.config import BufferConfig
 from rlightning.runtime.base import WorkerSpec
@@ -27,13 +28,17 @@ class Picky:
         return {"rows": self.rows}
 
 
-@pytest.fixture
-def buffer():
+def elsewhere(kind, **changes):
     def spawn(make, args):
         return LocalRuntime().spawn(WorkerSpec(name="buffer-0", make=make, args=args))
 
-    config = BufferConfig.from_dict({"type": "ReplayBuffer", "capacity": 4})
-    return BufferProxy(Picky, config, 0, {}, spawn)
+    config = BufferConfig.from_dict({"type": "ReplayBuffer", "capacity": 4, **changes})
+    return BufferProxy(kind, config, 0, {}, spawn)
+
+
+@pytest.fixture
+def buffer():
+    return elsewhere(Picky)
 
 
 def add(buffer):
@@ -59,3 +64,9 @@ def test_not_more_than_a_few_rows_go_ahead(buffer):
     with pytest.raises(ZeroDivisionError, match="row 1 is odd"):
         add(buffer)
     assert buffer.state_dict() == {"rows": 16}
+
+
+@pytest.mark.parametrize(("unit", "needs"), [("transition", False), ("episode", True)])
+def test_whether_a_rollout_ends_with_an_answer_is_read_of_the_buffer_that_is_there(unit, needs):
+    buffer = elsewhere(ReplayBuffer, storage={"unit": unit})
+    assert buffer.needs_bootstrap_response is needs

@@ -56,6 +56,11 @@ def _logs_end_with_each_test():
         (["env.step_timeout_s=inf"], "'env.step_timeout_s': Input should be a finite number"),
         (["env.step_timeout_s=0"], "'env.step_timeout_s': Input should be greater than 0"),
         (["env.num_cpus=inf"], "'env.0.num_cpus': Input should be a finite number"),
+        ([*SAC, "buffer.error_buffer=8"], "samples_per_insert may be off, which is not"),
+        (
+            [*SAC, "buffer.storage.unit=episode", "buffer.samples_per_insert=1"],
+            "buffer.samples_per_insert: these need transitions one by one",
+        ),
         ([*SAC, "buffer.importance_exponent=7"], "'buffer.importance_exponent': Input should"),
         (["env.evaluate_cfg.num_env=2"], "unknown key 'num_env'. Did you mean 'num_envs'"),
         (["env.evaluate_cfg.num_envs=0"], "evaluate_cfg of env 'e': "),

@@ -7,6 +7,7 @@ and for the rows before it.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,11 @@ class BufferProxy(Proxy):
         asked = {} if include_data is None else {"include_data": include_data}
         state: dict[str, Any] = self.begin("state_dict", **asked).result()
         return state
+
+    @functools.cached_property
+    def needs_bootstrap_response(self) -> bool:
+        """See `DataBuffer`; not its class but its configuration may decide."""
+        return bool(self._read("needs_bootstrap_response"))
 
     def _read(self, name: str) -> Any:
         return self._call("__getattr__", name)  # of the buffer in the worker

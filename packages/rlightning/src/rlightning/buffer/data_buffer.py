@@ -206,8 +206,22 @@ class DataBuffer:
         return True
 
     def can_sample(self, batch_size: int) -> bool:
-        """Return whether a batch of `batch_size` rows may be taken now."""
+        """Return whether a batch of `batch_size` rows may be taken now.
+
+        Raises:
+            ConfigError: episodes are the unit, and the buffer is full with fewer.
+        """
+        self._refuse_if_never_enough(batch_size)
         return self.size() >= batch_size
+
+    def has_batch(self, batch_size: int) -> bool:
+        """Return whether a learner that takes turns with collecting should learn now.
+
+        What is handed out whole, or once, is learned from whatever there is; else `can_sample`.
+        """
+        if self._keeps_sampled and not self.sampler.takes_all(batch_size):
+            return self.can_sample(batch_size)
+        return self.size() > 0
 
     def __len__(self) -> int:
         return self.size()
@@ -474,7 +488,7 @@ class DataBuffer:
             size = self.size()
             takes_all = self.sampler.takes_all(batch_size)
             if not takes_all:
-                self._refuse_if_too_few(batch_size)
+                self._refuse_if_too_few(self._least(batch_size))
             if takes_all and not shuffle and self._train_workers == 1:
                 batch = _batch(self._gather(None))
                 return [batch.clone() if self._keeps_sampled else batch]
@@ -510,6 +524,20 @@ class DataBuffer:
             raise ValueError(
                 f"a batch of {batch_size} was asked for, but the buffer holds {size} "
                 f"{self._unit()}; collect more before sampling, or lower the batch size"
+            )
+
+    def _least(self, batch_size: int | None) -> int | None:
+        """Return how many rows there must be for a batch of `batch_size`."""
+        return batch_size
+
+    def _refuse_if_never_enough(self, wanted: int) -> None:
+        """Refuse to wait for more episodes than the capacity, which counts transitions, holds."""
+        size = self.size()
+        if size < wanted and self.storage.is_full:
+            raise ConfigError(
+                f"the learner waits for {wanted} {self._unit()}, and the buffer is full with {size}"
+                f" of them: buffer.capacity is {self.config.capacity} transitions. Raise it, or "
+                "lower train.batch_size or buffer.min_size"
             )
 
     def _unit(self) -> str:

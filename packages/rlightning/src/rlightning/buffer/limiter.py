@@ -72,7 +72,7 @@ class RateLimiter:
             ConfigError: with such inserts and batches both sides would wait for each other.
         """
         self._insert_rows = max(self._insert_rows, rows)
-        if self.samples_per_insert is None or self.inserts < self._start():
+        if self.samples_per_insert is None or self.inserts < self.start:
             return True
         self._refuse_standstill()
         return self._ahead(self.inserts + rows, self.samples) <= self.error_buffer
@@ -84,19 +84,20 @@ class RateLimiter:
             ConfigError: with such inserts and batches both sides would wait for each other.
         """
         self._sample_rows = max(self._sample_rows, rows)
-        if size < self._start():
+        if size < self.start:
             return False
         if self.samples_per_insert is None:
             return True
         self._refuse_standstill()
         return self._ahead(self.inserts, self.samples + rows) >= -self.error_buffer
 
-    def _start(self) -> int:
-        """Return how many rows there must be before anything is sampled."""
+    @property
+    def start(self) -> int:
+        """How many rows there must be before anything is sampled."""
         return max(self.min_size, self._sample_rows if self._batch_counts else 0)
 
     def _ahead(self, inserts: int, samples: int) -> float:
-        return (inserts - self._start()) * (self.samples_per_insert or 0.0) - samples
+        return (inserts - self.start) * (self.samples_per_insert or 0.0) - samples
 
     def _refuse_standstill(self) -> None:
         if self.error_buffer < self._needed():

@@ -73,7 +73,7 @@ class PriorReplayBuffer(ReplayBuffer):
         config: Any = copy.deepcopy(self.config)
         rows = sum(self._rows.values())
         config.capacity = max(rows, open_dataset(options.dataset, options.dataset_kind).n_steps)
-        config.min_size, config.samples_per_insert = 1, None
+        config.min_size, config.samples_per_insert, config.error_buffer = 1, None, None
         if options.memmap_dir is not None:
             folder = pathlib.Path(options.memmap_dir).expanduser()
             config.memmap_dir = str(folder.with_name(f"{folder.name}-prior"))

@@ -82,8 +82,9 @@ class ReplayBuffer(DataBuffer):
         priority_epsilon: float = Field(default=1e-6, gt=0)
         """Added to every priority, so that no transition is never sampled."""
         min_size: int | None = Field(default=None, ge=1)
-        """Transitions that there must be before the first batch; unset: as many as a batch has. A
-        sampler that draws without replacement wants those anyway."""
+        """Transitions (episodes where that is the unit) that there must be before the first batch;
+        unset: as many as a batch has. A sampler that draws without replacement wants those
+        anyway."""
         samples_per_insert: float | None = None
         """Sampled rows per inserted row that `can_sample` and `can_insert` hold to."""
         error_buffer: float | None = None
@@ -122,6 +123,7 @@ class ReplayBuffer(DataBuffer):
             "sequence_length": options.sequence_length is not None,
             "prioritized": options.prioritized,
             "memmap_dir": options.memmap_dir is not None,
+            "samples_per_insert": options.samples_per_insert is not None,
         }
         wrong = [name for name, asked in one_by_one.items() if asked]
         if self._by_segment and wrong:
@@ -143,6 +145,11 @@ class ReplayBuffer(DataBuffer):
             raise ConfigError(
                 f"buffer.min_size is {options.min_size}: a buffer of capacity "
                 f"{self.config.capacity} never holds that many transitions"
+            )
+        if options.error_buffer is not None and options.samples_per_insert is None:
+            raise ConfigError(
+                "buffer.error_buffer is how far buffer.samples_per_insert may be off, which is not "
+                "set; set it, or leave error_buffer out"
             )
         if options.memmap_dir is not None and self.config.storage.device != "cpu":
             raise ConfigError("buffer.memmap_dir needs buffer.storage.device: cpu")
@@ -286,8 +293,19 @@ class ReplayBuffer(DataBuffer):
     # ---- sampling ------------------------------------------------------------------------------
 
     def can_sample(self, batch_size: int) -> bool:
-        """Return whether a learner should sample `batch_size` rows now; see `RateLimiter`."""
-        return self.limiter.can_sample(batch_size, size=self.size())
+        """Return whether a learner should sample `batch_size` rows now; see `RateLimiter`.
+
+        Raises:
+            ConfigError: with such batches the learner and the environments would wait forever.
+        """
+        ready = self.limiter.can_sample(batch_size, size=self.size())
+        if not ready and self._by_segment:
+            self._refuse_if_never_enough(self.limiter.start)
+        return ready
+
+    def has_batch(self, batch_size: int) -> bool:
+        """Return whether a learner should sample `batch_size` rows now; see `can_sample`."""
+        return self.can_sample(batch_size)
 
     def can_insert(self, rows: int = 1) -> bool:
         """Return whether environments should add `rows` rows now; see `RateLimiter`."""
@@ -306,11 +324,14 @@ class ReplayBuffer(DataBuffer):
                 self.limiter.samples += sum(len(batch) for batch in batches)
                 return batches
             self._refuse_if_empty()
-            wanted = self.options.min_size if self._repeats else batch_size
-            self._refuse_if_too_few(wanted)
+            self._refuse_if_too_few(self._least(batch_size))
             slots = self._draw(batch_size, shuffle=shuffle)
             self.limiter.samples += len(slots)
             return [self._make_batch(part) for part in self._divide(slots, drop_last)]
+
+    def _least(self, batch_size: int | None) -> int | None:
+        least: int | None = self.options.min_size
+        return least if self._repeats else batch_size
 
     def _draw(self, batch_size: int | None, *, shuffle: bool) -> Indices:
         ring, sampler = self._ring, self.sampler

@@ -151,6 +151,11 @@ class ShardedBuffer:
             shard.can_sample(share) for shard, share in zip(self.shards, shares, strict=True)
         )
 
+    def has_batch(self, batch_size: int) -> bool:
+        """Return whether a learner that takes turns with collecting should learn now."""
+        shares = self._shares(batch_size)
+        return all(shard.has_batch(share) for shard, share in zip(self.shards, shares, strict=True))
+
     def sample(
         self,
         batch_size: int | None = None,

@@ -44,6 +44,8 @@ class Storage:
         """Rows that a full ``fixed`` storage did not take."""
         self.dropped = 0
         """Rows that a full ``circular`` storage overwrote."""
+        self.is_full = False
+        """Whether something was refused or overwritten since the storage was last empty."""
 
     def __len__(self) -> int:
         return len(self._pieces) if self._by_episode else self._rows
@@ -69,6 +71,7 @@ class Storage:
                 return
         elif count > self.capacity:
             self.dropped += count - self.capacity
+            self.is_full = True
             piece = {path: tensor[count - self.capacity :] for path, tensor in piece.items()}
             count = self.capacity
         self._pieces.append(piece)
@@ -96,6 +99,7 @@ class Storage:
         room = self.capacity - self._rows
         take = count if count <= room else (0 if self._by_episode else room)
         if take < count:
+            self.is_full = True
             if not self.refused:
                 _log.warning(
                     "the buffer is full at %d transitions and its storage.mode is fixed: further "
@@ -117,6 +121,7 @@ class Storage:
             self._pieces[0] = {path: tensor[surplus:] for path, tensor in first.items()}
         self._rows -= count
         self.dropped += count
+        self.is_full = True
 
     def gather(self, indices: Indices | None = None) -> dict[Path, torch.Tensor]:
         """Return rows, or the rows of episodes one after the other, oldest first.
@@ -136,7 +141,7 @@ class Storage:
     def clear(self) -> None:
         """Drop everything; the counters stay."""
         self._pieces.clear()
-        self._rows = 0
+        self._rows, self.is_full = 0, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return contents and counters, as plain data and tensors."""

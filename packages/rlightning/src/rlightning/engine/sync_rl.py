@@ -14,17 +14,8 @@ class SyncRLEngine(TrainingEngine):
         for epoch in self.iter_epochs(self.config.train.max_epochs):
             for _ in range(self.config.train.rollout_epoch):
                 self._rollout()
-            if self._enough_collected():
+            if self.buffer.has_batch(self.config.train.batch_size):
                 self._update_dataset()
                 self._train()
                 self._sync_weights()
             self._end_epoch(epoch)
-
-    def _enough_collected(self) -> bool:
-        """Whether there is enough to learn from.
-
-        A replay buffer fills slowly; a rollout is empty only if every episode of it was lost.
-        """
-        if self.buffer.needs_bootstrap_response:
-            return self.buffer.size() > 0
-        return self.buffer.can_sample(self.config.train.batch_size)
