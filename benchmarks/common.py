@@ -60,6 +60,12 @@ def spread(row: dict) -> str:
     return f"{row['iqm']:.1f} [{low:.1f}, {high:.1f}]"
 
 
+def seeds(row: dict) -> str:
+    """Return how many seeds stand behind a row, for a goal."""
+    count = len(row["seeds"])
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
 def goal(
     what: str, found: float, *, at_least: float | None = None, at_most: float | None = None
 ) -> dict:

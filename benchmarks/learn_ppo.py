@@ -14,7 +14,7 @@ import json
 import pathlib
 from dataclasses import dataclass
 
-from common import goal, over_seeds, spread, write_result
+from common import goal, over_seeds, seeds, spread, write_result
 from learning import Case, train
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "learn_ppo"
@@ -83,8 +83,7 @@ def judge(rows: list[dict]) -> list[dict]:
     """Compare the means with what is published."""
     return [
         goal(
-            f"{row['task']}, {row['env_steps']:,} steps, {len(row['seeds'])} seed(s)"
-            f" ({row['source']})",
+            f"{row['task']}, {row['env_steps']:,} steps, {seeds(row)} ({row['source']})",
             row["mean"],
             at_least=row["goal"],
         )

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from common import RESULTS, commit, goal, machine, write_result
+from common import RESULTS, commit, goal, machine, seeds, write_result
 from learning import Case, train
 
 FOLDER = RESULTS / "learn_sac"
@@ -170,8 +170,8 @@ def judge(rows: list[dict]) -> list[dict]:
     """Compare our means with the lowest of the peer's returns."""
     return [
         goal(
-            f"{row['case']}, mean return after {row['env_steps']:,} steps, {len(row['seeds'])}"
-            " seed(s), beside Stable-Baselines3's lowest",
+            f"{row['case']}, mean return after {row['env_steps']:,} steps, {seeds(row)},"
+            " beside Stable-Baselines3's lowest",
             row["means"][0],
             at_least=min(row["stable_baselines3"]),
         )

@@ -22,7 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-from common import commit, goal, machine, over_seeds, write_result
+from common import commit, goal, machine, over_seeds, seeds, write_result
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = pathlib.Path(__file__).parent / "results" / "learn_served"
@@ -276,7 +276,7 @@ def judge_all(rows: list[dict]) -> list[dict]:
     return [
         goal(
             f"{row['task']}, {row['what']} after {row['env_steps']:,} steps,"
-            f" {len(row['seeds'])} seed(s) ({row['source']})",
+            f" {seeds(row)} ({row['source']})",
             row["mean"],
             at_least=row["goal"],
         )
