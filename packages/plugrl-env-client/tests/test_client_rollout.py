@@ -1,6 +1,5 @@
 """The rollout against a naive twin, in every autoreset mode, and through every loss."""
 
-import dataclasses
 import logging
 
 import numpy as np
@@ -10,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from plugrl_env_client.agent import ConnectionReplaced, ServerStopped
 from plugrl_env_client.envs.base_env import BaseEnv, BaseEnvConfig, Observation
-from plugrl_env_client.errors import ActionShapeError, EnvContractError
+from plugrl_env_client.errors import ActionShapeError
 from plugrl_env_client.runner.rollout import RolloutLoop, RolloutOptions, rollout
 from plugrl_env_client.testing import NotingAgent
 from plugrl_env_client.utils.registration import make_vec
@@ -284,62 +283,6 @@ def test_the_timing_is_logged_while_it_runs(caplog):
     with caplog.at_level(logging.INFO, "plugrl_env_client"):
         RolloutLoop(counter(), NotingAgent(act(1)), options).run()
     assert len([r for r in caplog.records if "steps/s" in r.message]) > 3
-
-
-@dataclasses.dataclass
-class Broken:
-    """One way to break the contract: what a step returns instead."""
-
-    position: int
-    value: object
-    complaint: str
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        Broken(0, {"states": {}}, "expected an Observation of 4 rows"),
-        Broken(0, Observation(text=["", ""]), "expected an Observation of 4 rows"),
-        Broken(1, 1.0, r"rewards have the shape \(\)"),
-        Broken(1, np.array([0, 0, np.nan, 0]), "row 2 of the environment earned a reward of nan"),
-        Broken(2, np.zeros(4), "is float64"),
-        Broken(3, np.zeros(3, bool), r"bool \(3,\)"),
-    ],
-)
-def test_what_breaks_the_contract_is_named(broken, monkeypatch):
-    env = CounterEnv(4)
-    step = env.step
-
-    def bad_step(actions):
-        returned = list(step(actions))
-        returned[broken.position] = broken.value
-        return tuple(returned)
-
-    monkeypatch.setattr(env, "step", bad_step)
-    with pytest.raises(EnvContractError, match=broken.complaint):
-        rollout(env, NotingAgent(act()), num_episodes=4)
-
-
-def test_an_environment_that_resets_itself_must_show_the_last_observation(monkeypatch):
-    env = CounterEnv(4, AutoresetMode.SAME_STEP)
-    step = env.step
-    monkeypatch.setattr(env, "step", lambda actions: (*step(actions)[:4], {}))
-    with pytest.raises(EnvContractError, match=r"rows \[2\] ended .* info\['final_obs'\]"):
-        rollout(env, NotingAgent(act()), num_episodes=4)
-
-
-def test_a_partial_reset_must_show_these_rows_or_all(monkeypatch):
-    env = CounterEnv(4)
-    reset = env.reset
-    monkeypatch.setattr(
-        env,
-        "reset",
-        lambda *, seed=None, options=None: (
-            (reset(seed=seed)[0], {}) if options is None else (Observation(text=["", "", ""]), {})
-        ),
-    )
-    with pytest.raises(EnvContractError, match=r"reset_indices': \[2\]"):
-        rollout(env, NotingAgent(act()), num_episodes=4)
 
 
 @pytest.mark.parametrize("uid", ["classic-v1", "probe-v1"])

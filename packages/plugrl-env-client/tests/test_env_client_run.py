@@ -187,6 +187,53 @@ def test_processes_end_with_their_parent_however_it_ended(tmp_path):
     assert {close.code for _, close in application.closes} == {1000}
 
 
+BROKEN = """
+import gymnasium as gym, numpy as np
+from gymnasium import spaces
+from plugrl_env_client.envs.base_env import BaseEnv, BaseEnvConfig, Observation
+from plugrl_env_client.utils.registration import register_env, register_env_config
+
+class Old(gym.Env):
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Box(-1, 1, (3,))
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, {}
+
+gym.register("Old-v0", Old)
+register_env_config("Broken-v1")(type("BrokenConfig", (BaseEnvConfig,), {}))
+
+@register_env("Broken-v1")
+class Broken(BaseEnv):
+    single_action_space = spaces.Box(-1, 1, (3,))
+    def reset(self, *, seed=None, options=None):
+        return Observation(states={"x": np.zeros((self.num_envs, 2))}), {}
+    def step(self, actions):
+        return (self.reset()[0], None, *[np.zeros(self.num_envs, bool)] * 2, {})
+"""
+
+
+@pytest.mark.parametrize(
+    ("uid", "flags", "complaint"),
+    [
+        ("broken-v1", [], "step returned rewards that are NoneType None; expected one number"),
+        ("gym-v1", ["--env.name", "broken:Old-v0"], "Old.step() returned 4 values (ndarray,"),
+    ],
+)
+def test_an_environment_that_breaks_its_contract_ends_the_run_in_one_line(
+    uid, flags, complaint, tmp_path
+):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    with serve_in_thread(NotingApplication()) as server:
+        known = ["--import", "broken", "--num-envs", "2", *flags]
+        with running(server.url, tmp_path, *known, uid=uid) as process:
+            said, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert complaint in said
+    assert "Traceback" not in said
+
+
 def test_signals_are_restored_and_left_alone_in_threads():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGTERM") as caught, interruptible():

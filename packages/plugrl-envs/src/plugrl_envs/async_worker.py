@@ -10,6 +10,7 @@ import signal
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from plugrl_envs.errors import EnvResultError
 from plugrl_envs.quiet import held_back
 from plugrl_envs.row import Row
 from plugrl_envs.shared_batch import SharedBatch
@@ -48,6 +49,8 @@ def run_worker(
             pipe.send((True, getattr(worker, command)(*arguments)))
     except (EOFError, BrokenPipeError):
         pass  # the caller is gone, and nobody is left to tell
+    except EnvResultError as error:
+        pipe.send((False, str(error)))
     except Exception:  # noqa: BLE001  # process border: the caller raises it, with the row
         pipe.send((False, traceback.format_exc()))
     finally:

@@ -8,6 +8,7 @@ The tree::
     ├── UnsupportedSpaceError (ValueError)  a space that policies cannot be given
     ├── AutoresetError (ValueError)         how the rows are reset is unknown or unusable
     ├── InvalidActionError (ValueError)     an action of the wrong shape, dtype or range
+    ├── EnvResultError (ValueError)         an environment returned what Gymnasium does not know
     ├── RenderingError (RuntimeError)       nothing on this machine can draw the frames asked for
     └── EnvWorkerError (RuntimeError)       an environment raised or died; names the row
         └── EnvTimeoutError (TimeoutError)  an environment missed its deadline
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 __all__ = [
     "AutoresetError",
+    "EnvResultError",
     "EnvTimeoutError",
     "EnvWorkerError",
     "InvalidActionError",
@@ -70,6 +72,10 @@ class InvalidActionError(PlugrlEnvsError, ValueError):
 
 class RenderingError(PlugrlEnvsError, RuntimeError):
     """Frames were asked for, and nothing on this machine can draw them."""
+
+
+class EnvResultError(PlugrlEnvsError, ValueError):
+    """An environment returned something else than Gymnasium's contract says."""
 
 
 class EnvWorkerError(PlugrlEnvsError, RuntimeError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from plugrl_envs.contract import check_reset, check_step
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -35,18 +37,31 @@ class Row:
         self._resets_expected = 0
         self._warned = False
         self._options: dict[str, Any] | None = None
-        self._count_resets()
+        self._watch()
 
-    def _count_resets(self) -> None:
-        """Count the resets of the base environment, whoever calls them."""
-        original = self._base.reset
+    def _watch(self) -> None:
+        """Count the base environment's resets, and look at them and at its first step.
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        Whoever calls them: wrappers already stumble over what breaks Gymnasium's contract.
+        """
+        base = self._base
+        reset, step = base.reset, base.step
+
+        def watched_reset(*args: Any, **kwargs: Any) -> Any:
             self._resets += 1
-            return original(*args, **kwargs)
+            found = reset(*args, **kwargs)
+            check_reset(base, found)
+            return found
+
+        def first_step(*args: Any, **kwargs: Any) -> Any:
+            base.step = step  # type: ignore[method-assign]  # later steps cost nothing
+            found = step(*args, **kwargs)
+            check_step(base, found)
+            return found
 
         # On the instance, so that a call from inside the environment's own step counts too.
-        self._base.reset = counted  # type: ignore[method-assign]
+        base.reset = watched_reset  # type: ignore[method-assign]
+        base.step = first_step  # type: ignore[method-assign]
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset and return the first observation and its info; `restart` keeps the options."""

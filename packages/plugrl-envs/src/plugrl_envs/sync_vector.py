@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from plugrl_envs.errors import EnvWorkerError
+from plugrl_envs.errors import EnvResultError, EnvWorkerError
 from plugrl_envs.infos import add_info, add_infos
 from plugrl_envs.row import Row
 from plugrl_envs.spaces import action_rows, copy_batch, empty_batch, write_row
@@ -196,4 +196,6 @@ def _check_same_spaces(index: int, env: gym.Env[Any, Any], first: gym.Env[Any, A
 
 
 def _row_error(index: int, during: str, error: Exception) -> EnvWorkerError:
-    return EnvWorkerError(index, during=during, reason=f"{type(error).__name__}: {error}")
+    known = isinstance(error, EnvResultError)  # says it all
+    reason = str(error) if known else f"{type(error).__name__}: {error}"
+    return EnvWorkerError(index, during=during, reason=reason)

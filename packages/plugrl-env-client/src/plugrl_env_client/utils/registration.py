@@ -15,6 +15,7 @@ import gymnasium as gym
 from gymnasium.vector import AutoresetMode
 
 from plugrl_env_client.errors import EnvContractError, UnknownEnvironmentError
+from plugrl_env_client.utils.contract import ContractWrapper
 from plugrl_env_client.utils.wrappers import (
     ActionBorderWrapper,
     TimeLimitWrapper,
@@ -189,7 +190,7 @@ def make_vec(
     process_id: int | None = None,
     total_processes: int | None = None,
 ) -> WrappedVectorEnv:
-    """Make an environment with its action border, its time limit and its statistics.
+    """Make an environment with its contract, its action border, its time limit, its statistics.
 
     Args:
         env_id: a uid; case does not matter.
@@ -216,9 +217,9 @@ def make_vec(
     processes = {"process_id": process_id, "total_processes": total_processes}
     known = {name: value for name, value in processes.items() if value is not None}
     base: BaseEnv[Any] = spec.cls(config, num_envs=num_envs, **known, **spec.kwargs)
-    env: WrappedVectorEnv = base
     try:
         _check(base, spec)
+        env: WrappedVectorEnv = ContractWrapper(base)
         if not base.checks_actions:
             env = ActionBorderWrapper(env)
         if limit is not None and not base.limits_episodes:

@@ -1,0 +1,96 @@
+"""What a Gymnasium environment returns, looked at: names what was found and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from plugrl_envs.errors import EnvResultError
+
+__all__ = ["check_reset", "check_step"]
+
+_ARRAYS = (gym.spaces.Box, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete)
+
+
+def check_reset(env: gym.Env[Any, Any], found: Any) -> None:
+    """Refuse what `env.reset` returned, unless it is ``(observation, info)``.
+
+    Raises:
+        EnvResultError: it is not, or the observation is not of the environment's space.
+    """
+    where = f"{type(env).__name__}.reset()"
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise EnvResultError(
+            f"{where} returned {_describe(found)}; expected the two values (observation, info)"
+        )
+    _check_observation(env.observation_space, found[0], f"the observation of {where}")
+    _check_info(found[1], where)
+
+
+def check_step(env: gym.Env[Any, Any], found: Any) -> None:
+    """Refuse what `env.step` returned, unless it is Gymnasium's five values.
+
+    Raises:
+        EnvResultError: it is not, or one of the values cannot be used.
+    """
+    where = f"{type(env).__name__}.step()"
+    if not isinstance(found, tuple) or len(found) != 5:
+        raise EnvResultError(
+            f"{where} returned {_describe(found)}; expected the five values (observation, reward, "
+            "terminated, truncated, info). A single `done` is told apart: terminated where the "
+            "task is over, truncated where only the time is"
+        )
+    observation, reward, terminated, truncated, info = found
+    _check_observation(env.observation_space, observation, f"the observation of {where}")
+    if np.prod(_shape(reward)) != 1 or np.asarray(reward).dtype.kind not in "fiub":
+        raise EnvResultError(f"the reward of {where} is {_describe(reward)}; expected a number")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if _shape(flag) != () or np.asarray(flag).dtype.kind not in "biu":
+            raise EnvResultError(f"{name} of {where} is {_describe(flag)}; expected a bool")
+    _check_info(info, where)
+
+
+def _check_observation(space: gym.Space[Any], observation: Any, what: str) -> None:
+    if isinstance(space, gym.spaces.Dict):
+        keys = set(observation) if isinstance(observation, dict) else None
+        if keys is None or not keys.issuperset(space.spaces):
+            raise EnvResultError(
+                f"{what} is {_describe(observation)}; its space has the keys {list(space.spaces)}"
+            )
+        for key, part in space.spaces.items():
+            _check_observation(part, observation[key], f"{key!r} in {what}")
+    elif isinstance(space, gym.spaces.Tuple):
+        if not isinstance(observation, (tuple, list)) or len(observation) != len(space.spaces):
+            raise EnvResultError(
+                f"{what} is {_describe(observation)}; its space has {len(space.spaces)} parts"
+            )
+        for index, (part, value) in enumerate(zip(space.spaces, observation, strict=True)):
+            _check_observation(part, value, f"part {index} of {what}")
+    elif isinstance(space, _ARRAYS) and _shape(observation) != space.shape:
+        raise EnvResultError(
+            f"{what} is {_describe(observation)}; its space has the shape {space.shape}"
+        )
+
+
+def _check_info(info: Any, where: str) -> None:
+    if not isinstance(info, dict):
+        raise EnvResultError(f"the info of {where} is {_describe(info)}; expected a map")
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        shape: tuple[int, ...] = np.shape(value)
+    except ValueError:  # lists of several lengths
+        return (-1,)
+    return shape
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"{len(value)} values ({', '.join(type(item).__name__ for item in value)})"
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    text = repr(value)
+    return f"{type(value).__name__} {text[:60]}{'...' if len(text) > 60 else ''}"
