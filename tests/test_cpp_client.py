@@ -129,6 +129,26 @@ def test_a_client_without_a_key_or_a_server_exits_non_zero(programs):
     assert len(finished.arrivals) == 1
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "expected"),
+    [
+        ("--port", "70000", "from 1 to 65535"),
+        ("--num-envs", "0", "from 1 to 65536"),
+        ("--num-envs", "99999999999999999999", "from 1 to 65536"),
+        ("--episodes", "-3", "from 0 to 18446744073709551615"),
+        ("--seed", "1e3", "from 0 to"),
+        ("--replan-steps", "", "from 0 to"),
+        ("--reconnect-limit", "4294967296", "from 0 to 1000000000"),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_named_with_its_bounds(programs, flag, value, expected):
+    done = subprocess.run(
+        [programs / "probe", flag, value], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{flag} is '{value}'; expected a whole number {expected}")
+
+
 def test_the_dynamics_are_gymnasiums_pendulum(programs, tmp_path):
     """Same state and 400 torques, some beyond the limits: 1e-9 in angle, speed and reward."""
     random = np.random.default_rng(3)

@@ -4,9 +4,11 @@
 // protocol or refused, 3 no server in reach. Nothing that travels is trusted.
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -62,7 +64,11 @@ struct Options {
     bool wait_for_next_run = false;
     bool reuse = true, chunk_steps = true;
 
-    // Reads --name value pairs; exits with 2 on what it does not know. `other` may claim a flag first.
+    static constexpr const char* usage =
+        "known: --host --port --num-envs --episodes --replan-steps --seed --api-key --reconnect-limit"
+        " --wait-for-next-run --no-reuse --no-chunk-steps --help\n";
+
+    // Reads --name value pairs; exits with 2 on what it does not know or cannot mean. `other` may claim a flag first.
     template <typename Other>
     static Options parse(int argc, char** argv, Other other) {
         Options o;
@@ -74,10 +80,11 @@ struct Options {
                 o.reuse = false;
             } else if (flag == "--no-chunk-steps") {
                 o.chunk_steps = false;
+            } else if (flag == "--help") {
+                std::cout << usage;
+                std::exit(0);
             } else if (i + 1 == argc || !(other(flag, argv[i + 1]) || o.set(flag, argv[i + 1]))) {
-                std::cerr << "unknown flag, or one without a value: " << flag << "\nknown: --host --port --num-envs --episodes"
-                             " --replan-steps --seed --api-key --reconnect-limit"
-                             " --wait-for-next-run --no-reuse --no-chunk-steps\n";
+                std::cerr << "unknown flag, or one without a value: " << flag << "\n" << usage;
                 std::exit(2);
             } else {
                 ++i;
@@ -90,16 +97,23 @@ struct Options {
     bool set(const std::string& flag, const std::string& value) {
         if (flag == "--host") return host = value, true;
         if (flag == "--api-key") return api_key = value, true;
-        char* end = nullptr;
-        const unsigned long long number = std::strtoull(value.c_str(), &end, 10);
-        if (value.empty() || *end || value[0] == '-') return false;
-        if (flag == "--port" && number < 65536) return port = static_cast<int>(number), true;
-        if (flag == "--num-envs" && number > 0) return num_envs = number, true;
-        if (flag == "--episodes") return episodes = number, true;
-        if (flag == "--replan-steps") return replan_steps = number, true;
-        if (flag == "--seed") return seed = number, true;
-        if (flag == "--reconnect-limit") return reconnect_limit = static_cast<int>(number), true;
+        constexpr auto any = std::numeric_limits<std::uint64_t>::max();
+        if (flag == "--port") return port = static_cast<int>(number(flag, value, 1, 65535)), true;
+        if (flag == "--num-envs") return num_envs = number(flag, value, 1, 65536), true;
+        if (flag == "--episodes") return episodes = number(flag, value, 0, any), true;
+        if (flag == "--replan-steps") return replan_steps = number(flag, value, 0, any), true;
+        if (flag == "--seed") return seed = number(flag, value, 0, any), true;
+        if (flag == "--reconnect-limit") return reconnect_limit = static_cast<int>(number(flag, value, 0, 1000000000)), true;
         return false;
+    }
+
+    static std::uint64_t number(const std::string& flag, const std::string& value, std::uint64_t least, std::uint64_t most) {
+        std::uint64_t found = 0;
+        const char* last = value.data() + value.size();
+        const auto [end, error] = std::from_chars(value.data(), last, found);
+        if (error == std::errc() && end == last && found >= least && found <= most) return found;
+        std::cerr << flag << " is '" << value << "'; expected a whole number from " << least << " to " << most << "\n";
+        std::exit(2);
     }
 };
 
