@@ -32,14 +32,14 @@ class LaggedSyncRLEngine(SyncRLEngine):
             for policy in self.policy_group.eval_list:
                 policy.import_weights(version, self._payloads.popleft())
 
-    def evaluate(self, obs_set: str = "train", prefix: str = "eval") -> dict[str, float]:
+    def evaluate(self, obj_set: str = "train", prefix: str = "eval") -> dict[str, float]:
         """Evaluate the newest weights, and go on with those that acted."""
         acting = [policy.export_weights() for policy in self.policy_group.eval_list]
         acting = [_copied(payload) for payload in acting]
         versions = [policy.weights_version for policy in self.policy_group.eval_list]
         self.policy_group.update_eval_weights()
         try:
-            return super().evaluate(obs_set, prefix)
+            return super().evaluate(obj_set, prefix)
         finally:
             for policy, version, payload in zip(
                 self.policy_group.eval_list, versions, acting, strict=True

@@ -218,9 +218,14 @@ class BaseEngine(ABC):
                 metrics = {"env_steps": self.env_steps, **self.last_metrics}
                 display.update(index + 1, metrics, new={"env_steps", *new})
 
-    def print_timing_summary(self, *, reset: bool = False) -> None:
-        """Log where the time went, stage by stage."""
+    def print_timing_summary(self, reset: bool = False) -> None:  # noqa: FBT001, FBT002  # public contract
+        """Log where the time went: by stage, and what policies timed of their own.
+
+        Args:
+            reset: forget it afterwards.
+        """
         if self.timing_raw:
             _log.info("time by stage\n%s", profiler.summary(self.timing_raw))
+        self.policy_group.print_timing_summary(reset)
         if reset:
             self.timing_raw = {}

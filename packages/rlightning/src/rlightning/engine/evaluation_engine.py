@@ -65,7 +65,7 @@ class EvaluationEngine(BaseEngine):
             self._eval_group.close()
             self.close()
 
-    def evaluate(self, obs_set: str = "train", prefix: str = "eval") -> dict[str, float]:
+    def evaluate(self, obj_set: str = "train", prefix: str = "eval") -> dict[str, float]:
         """Play the episodes and record their metrics."""
         train = self.config.train
         tally = evaluate_episodes(
@@ -73,7 +73,7 @@ class EvaluationEngine(BaseEngine):
             self.policy_group,
             episodes=train.eval_episodes,
             max_steps=train.max_eval_rollout_steps,
-            options={"obj_set": obs_set},
+            options={"obj_set": obj_set},
             seed=self._seed,
             check_stop=self.run_context.stop.raise_if_requested,
         )

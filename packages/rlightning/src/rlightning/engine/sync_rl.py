@@ -13,7 +13,7 @@ class SyncRLEngine(TrainingEngine):
     def _run_epochs(self) -> None:
         for epoch in self.iter_epochs(self.config.train.max_epochs):
             for _ in range(self.config.train.rollout_epoch):
-                self._rollout()
+                self._rollout(obj_set="train", prefix=self.rollout_prefix)
             if self.buffer.has_batch(self.config.train.batch_size):
                 self._update_dataset()
                 self._train()

@@ -254,16 +254,25 @@ class TrainingEngine(BaseEngine):
         """Keep rollouts from running meanwhile; there is nothing to keep in one thread."""
         return contextlib.nullcontext()
 
-    def rollout(self, obs_set: str = "train", prefix: str | None = None) -> None:
+    def rollout(
+        self,
+        obj_set: str = "train",
+        prefix: str = "",
+        is_eval: bool = False,  # noqa: FBT001, FBT002  # the documented signature
+    ) -> None:
         """Take ``train.max_rollout_steps`` steps in every environment and store them.
 
         Args:
-            obs_set: handed to ``reset`` as the option ``obj_set`` where a rollout starts with one.
-            prefix: of the metrics.
+            obj_set: an option of ``reset``, where a rollout starts with one.
+            prefix: of the metrics; empty takes the engine's own.
+            is_eval: evaluate instead; nothing is stored.
         """
+        if is_eval:
+            self.evaluate(obj_set, prefix or "eval")
+            return
         if self.config.train.reset_each_rollout:
             self.buffer.truncate_episodes(self.env_group.env_ids)
-            self._env_rets, _ = self.env_group.reset(options={"obj_set": obs_set})
+            self._env_rets, _ = self.env_group.reset(options={"obj_set": obj_set})
             self.policy_group.forget_episodes()
         self.collect(self._steps)
         self.log(self.env_group.get_env_stats(reset=True), prefix or self.rollout_prefix)
@@ -319,7 +328,7 @@ class TrainingEngine(BaseEngine):
             if self.config.train.save_best:
                 self.save("best")
 
-    def evaluate(self, obs_set: str = "train", prefix: str = "eval") -> dict[str, float]:
+    def evaluate(self, obj_set: str = "train", prefix: str = "eval") -> dict[str, float]:
         """Play ``train.eval_episodes`` episodes in environments of their own; return the metrics.
 
         Neither the training environments nor the policy's statistics are touched, and the random
@@ -336,7 +345,7 @@ class TrainingEngine(BaseEngine):
                 self.policy_group,
                 episodes=train.eval_episodes,
                 max_steps=train.max_eval_rollout_steps,
-                options={"obj_set": obs_set},
+                options={"obj_set": obj_set},
                 seed=seed,
                 check_stop=self._check_stop,
             )

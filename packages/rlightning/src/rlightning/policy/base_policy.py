@@ -303,8 +303,7 @@ class BasePolicy(nn.Module, ABC):
         return env_ret.to(self.device)
 
     def _post_rollout_hook(self, env_ret: EnvRet, response: Any) -> PolicyResponse:
-        answers = isinstance(response, PolicyResponse) and response.env_id == env_ret.env_id
-        if not answers or "action" not in response.extras:
+        if not isinstance(response, PolicyResponse) or response.env_id != env_ret.env_id:
             self._refuse_response(env_ret, response)
         if self.device != "cpu":
             response.cpu()
@@ -321,13 +320,10 @@ class BasePolicy(nn.Module, ABC):
                 f"{name} returned a {type(response).__name__}; expected a PolicyResponse "
                 "(env_id=env_ret.env_id, action=...)"
             )
-        if response.env_id != env_ret.env_id:
-            raise ContractError(
-                f"{name} answered env_id {response.env_id!r}; expected {env_ret.env_id!r}: "
-                "pass env_id=env_ret.env_id"
-            )
-        have = ", ".join(response.extras) or "no field"
-        raise ContractError(f"{name} returned {have}; expected a field `action`")
+        raise ContractError(
+            f"{name} answered env_id {response.env_id!r}; expected {env_ret.env_id!r}: "
+            "pass env_id=env_ret.env_id"
+        )
 
     # ---- learning ------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from rlightning.policy.weight_route import WeightRoute
 from rlightning.runtime.base import Done, Future
 from rlightning.runtime.group import gather
 from rlightning.types import BatchedData, EnvRet, PolicyResponse, PolicyRole
+from rlightning.utils.logger import get_logger
+from rlightning.utils.profiler import profiler
 
 if TYPE_CHECKING:
     import pathlib
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from rlightning.types import EnvMeta, WeightStore
 
 __all__ = ["PolicyGroup"]
+
+_log = get_logger("policy")
 
 
 class PolicyGroup:
@@ -350,11 +354,15 @@ class PolicyGroup:
         for policy in self.train_list:
             policy.set_dump_dir(path)
 
-    def print_timing_summary(self, *, reset: bool = False) -> dict[str, dict[str, float]]:
-        """Return the timings the policies recorded, by name; optionally forget them."""
-        merged: dict[str, dict[str, float]] = {}
+    def print_timing_summary(self, reset: bool = False) -> None:  # noqa: FBT001, FBT002  # public contract
+        """Log the timings that policies in this process have recorded.
+
+        Args:
+            reset: forget them afterwards.
+        """
         for policy in (*self.train_list, *self.eval_list):
-            merged |= policy.timing_raw
+            if policy.timing_raw:
+                role = policy.role_type.upper()
+                _log.info("time of a %s policy\n%s", role, profiler.summary(policy.timing_raw))
             if reset:
                 policy.timing_raw = {}
-        return merged
