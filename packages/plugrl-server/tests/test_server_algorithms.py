@@ -250,6 +250,17 @@ def test_rewards_are_divided_by_the_spread_of_the_forward_discounted_return():
     assert float(algorithm.return_stats.mean) == pytest.approx(returns.mean())
 
 
+def test_one_absurd_reward_does_not_hide_all_others():
+    algorithm = gaussian_ppo(gamma=0.5, buffer_size=8)
+    rewards = [1, 2, 4, 8, 1e14, 3, 5, 7]
+    flags = {"terminated": [1] * 8, "truncated": [0] * 8}
+    algorithm.feedback_batch(frames(algorithm, chains=range(8), rewards=rewards, **flags))
+    algorithm.pre_learn()
+    algorithm._prepare()
+    rewards.remove(1e14)
+    assert float(algorithm.return_stats.var) == pytest.approx(np.var(rewards))
+
+
 def test_a_terminated_transition_bootstraps_nothing_and_a_truncated_one_does():
     algorithm = sac(gamma=0.5)
     n = 3

@@ -151,6 +151,33 @@ def test_several_states_are_joined_in_the_order_of_their_keys():
     assert policy.prepare_observation(seen).tolist() == [[2.0, 3.0, 1.0]]
 
 
+@pytest.mark.parametrize("share", [1 / 512, 0.4])
+def test_a_client_gone_wrong_does_not_reach_the_statistics_of_all(share):
+    spoiled, clean = (
+        make_policy("gaussian-policy", GaussianPolicyConfig(obs_dim=3)) for _ in range(2)
+    )
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):  # the first batch as well as later ones
+        rows = torch.randn(512, 3, generator=generator)
+        wrong = torch.rand(512, generator=generator) < share
+        wrong[0] = True
+        clean.update_obs_stats(rows[~wrong])
+        rows[wrong, 1] = 1e14
+        spoiled.update_obs_stats(rows)
+    assert torch.equal(spoiled.obs_stats.mean, clean.obs_stats.mean)
+    assert torch.equal(spoiled.obs_stats.var, clean.obs_stats.var)
+
+
+def test_statistics_learn_from_every_scale_and_from_sensors_that_begin_to_speak():
+    policy = make_policy("gaussian-policy", GaussianPolicyConfig(obs_dim=3))
+    rows = torch.randn(512, 3) * torch.tensor([1e9, 1.0, 0.0])
+    policy.update_obs_stats(rows)
+    rows[:20, 2] = 5000.0
+    rows[:5, 0] *= 100
+    policy.update_obs_stats(rows)
+    assert policy.obs_stats.count == 1024
+
+
 def test_observation_statistics_are_learned_and_frozen_on_request():
     for frozen, count in ((False, 4.0), (True, 0.0)):
         config = GaussianPolicyConfig(obs_dim=2, freeze_obs_stats=frozen)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from plugrl_server.common.outliers import usual_rows
 from plugrl_server.policy.base_torch_policy import BaseTorchPolicy
 from plugrl_server.policy.observation import join_states
 from plugrl_server.policy.state import LazyTensors
@@ -230,9 +231,12 @@ class ActorCriticPolicy(BaseTorchPolicy, ABC):
         return self.actor_critic.value(self._normalize(obs)).cpu()
 
     def update_obs_stats(self, obs: Tensor) -> None:
-        """Learn the mean and spread of state vectors ``[B, obs_dim]``, unless they are frozen."""
+        """Learn the mean and spread of state vectors ``[B, obs_dim]``, unless they are frozen.
+
+        Rows that are far from all others are left out; see `usual_rows`.
+        """
         if self.config.normalize_observations and not self.config.freeze_obs_stats:
-            self.obs_stats.update(obs.to(self.device))
+            self.obs_stats.update(usual_rows(obs.to(self.device), self.obs_stats))
 
     def project(self) -> None:
         """Keep bounded parameters in their bounds; call it after every optimizer step."""

@@ -25,6 +25,7 @@ from plugrl_server.algorithm.torch_state import (
     snapshot,
 )
 from plugrl_server.buffer.rollout_buffer import RolloutBuffer, Segments
+from plugrl_server.common.outliers import usual_rows
 from plugrl_server.common.trees import map_tree, take
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import pick_fields
@@ -302,7 +303,8 @@ class PPOAlgorithm(BaseAlgorithm):
             return reward
         gamma = config.reward_scaling_gamma
         gamma = config.gamma if gamma is None else gamma
-        self.return_stats.update(discounted_returns(frames, segments, gamma=gamma))
+        returns = discounted_returns(frames, segments, gamma=gamma)
+        self.return_stats.update(usual_rows(returns, self.return_stats))
         scaled = reward / self.return_stats.std.float()
         return scaled.clamp(-config.reward_clip, config.reward_clip)
 
