@@ -196,22 +196,18 @@ def test_a_local_run_says_that_its_sharded_storage_is_one(kind, lines, caplog):
     assert len(said) == lines
 
 
-def test_keys_that_change_nothing_on_a_cluster_say_so(caplog):
-    config = main_config(cluster={"rollout_env_interaction": "streaming"})
-    config.buffer.node_affinity_env = True
-    with caplog.at_level(logging.WARNING, logger="rlightning"):
-        check_config(config)
-    said = [record.message.split()[0] for record in caplog.records]
-    assert said == ["cluster.rollout_env_interaction", "buffer.node_affinity_env"]
-
-
-def test_an_engine_is_built_by_its_name(tmp_path):
+def test_an_engine_is_built_by_its_name_and_keys_that_change_nothing_are_said(tmp_path, caplog):
     from rlightning.utils.logger import close_logger
 
     config = main_config(log={"log_dir": str(tmp_path), "level": "ERROR"})
+    config.buffer.node_affinity_env = True
     try:
         group = build_policy_group("ToyPolicy", config.policy)
-        engine = build_engine(config, build_env_group(config.env), group)
+        env_group = build_env_group(config.env)
+        with caplog.at_level(logging.WARNING, logger="rlightning"):
+            engine = build_engine(config, env_group, group)
+        (said,) = [record.message for record in caplog.records]
+        assert said.startswith("buffer.node_affinity_env changes nothing")
         assert type(engine) is ToyEngine
         assert config.train.patience == 3
         assert engine.run_context.run_dir.parent == tmp_path / "default_project"

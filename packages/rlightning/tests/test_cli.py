@@ -1,6 +1,8 @@
 """The command line: quick help, a training run, its evaluation, and mistakes with exit code 2."""
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 
@@ -182,3 +184,85 @@ def test_a_shell_completes_the_configurations_that_ship_with_the_package(capsys,
     shell = ["bash", "-c", f"source {script}; {ask}"]
     answer = subprocess.run(shell, capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["cartpole_dqn"]
+
+
+# --- what to do next ------------------------------------------------------------------------------
+
+
+def commands_in(text):
+    """Return the commands that a text shows, as their words, without the program's name."""
+    shown = [shlex.split(line) for line in text.splitlines() if line.startswith("  ")]
+    return [words[1:] for words in shown if len(words) > 1]
+
+
+def test_the_commands_shown_at_the_end_run_as_they_are(tmp_path, capsys):
+    own = ["policy.model_cfg.hidden_sizes=[7]", f"log.log_dir={tmp_path}/my [best] runs"]
+    main(["train", "cartpole_ppo", *SHORT, "log.name=one run", "train.seed=3", *own])
+    measure, play, again = commands_in(capsys.readouterr().err)
+    assert again == ["train", "cartpole_ppo", *SHORT, *own, "train.seed=4", "log.name=seed-4"]
+    main([*measure, "--episodes", "1"])
+    assert "episode_return" in capsys.readouterr().out
+    assert play[0] == "play"
+    main(again)
+    assert (tmp_path / "my [best] runs" / "cartpole" / "seed-4" / "checkpoints").is_dir()
+
+
+def test_a_stopped_run_shows_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    from rlightning.engine import SyncRLEngine
+
+    def stop_at_once(self):
+        self.run_context.stop.request()
+
+    own = ["policy.type=A2CPolicy", f"log.log_dir={tmp_path}", "log.name=my run"]
+    short = [item for item in SHORT if not item.startswith(("train.ppo", "train.mini"))]
+    with monkeypatch.context() as changed:
+        changed.setattr(SyncRLEngine, "_pre_rollout_hook", stop_at_once)
+        main(["train", "cartpole_a2c", *short, *own])
+    (again,) = commands_in(capsys.readouterr().err)
+    assert again == [
+        "train",
+        "cartpole_a2c",
+        *short,
+        *own,
+        "--resume",
+        f"{tmp_path}/cartpole/my run",
+    ]
+    main(again)
+
+
+def test_resuming_a_run_named_by_the_time_says_which_one_there_is(tmp_path, capsys):
+    logs = [f"log.log_dir={tmp_path}"]
+    main(["train", "cartpole_ppo", *SHORT, *logs])
+    capsys.readouterr()
+    text = ends_with_code_2(
+        capsys, "train", "cartpole_ppo", *SHORT, *logs, "log.name=b", "--resume"
+    )
+    (run,) = (tmp_path / "cartpole").iterdir()
+    assert text.endswith(f"The newest of its project is {run}; if it is meant: --resume {run}\n")
+
+
+# --- stopping before a run ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_before_training_ends_quietly(tmp_path, monkeypatch, capsys, number):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"stopped_by_{int(number)}"
+    (tmp_path / f"{module}.py").write_text(f"import os; os.kill(os.getpid(), {int(number)})")
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "cartpole_ppo", *SHORT, f"imports=[{module}]", f"log.log_dir={tmp_path}"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().err == "stopped; nothing was under way that could be saved\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ctrl_c_in_a_command_that_trains_nothing_is_told_by_its_exit_code(monkeypatch, capsys):
+    def interrupted(kind):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlightning.cli.listing.list_names", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["list"])
+    assert ended.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err

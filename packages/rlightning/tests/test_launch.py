@@ -364,12 +364,13 @@ def test_resuming_takes_over_the_seed(project):
     assert train(project, "--resume", "train.max_epochs=2").run.seed == first.run.seed
 
 
-def test_a_stop_before_training_ends_normally(project):
+def test_a_stop_before_training_ends_normally_and_leaves_the_name_free(project):
     def main(config):
         config.run.stop.request()
         config.run.stop.raise_if_requested()
 
-    start(project, main=main)
+    start(project, "log.name=one", main=main)
+    start(project, "log.name=one", main=main)
 
 
 # ---- signals -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlightning.cluster import current_cluster, open_cluster
 from rlightning.config import Config, EnvConfig, resolve_extras
+from rlightning.config.unused import unused_keys
 from rlightning.errors import ConfigError
 from rlightning.types import PolicyRole
 from rlightning.utils.logger import get_logger
@@ -225,6 +226,14 @@ def build_engine(
     """Return the training loop that ``config.engine`` names, ready to run."""
     kind = _engine_class(config)
     _resolve_train(config)
+    unused = unused_keys(
+        config,
+        policy=POLICIES.get(config.policy.type),
+        buffer=BUFFERS.get(config.buffer.type),
+        envs=[ENVS.get(entry.backend) for entry in config.env],
+    )
+    for sentence in unused:
+        _log.warning("%s", sentence)
     engine: BaseEngine = kind(config, env_group, policy_group, buffer)
     return engine
 
@@ -281,13 +290,6 @@ def _check_cluster(config: MainConfig) -> None:
     section = config.cluster
     if section is None:
         return
-    set_keys = {
-        "cluster.rollout_env_interaction": section.rollout_env_interaction is not None,
-        "buffer.node_affinity_env": config.buffer.node_affinity_env,
-        "buffer.node_affinity_train": config.buffer.node_affinity_train,
-    }
-    for key in (key for key, is_set in set_keys.items() if is_set):
-        _log.warning("%s changes nothing: rows go through the trainer whatever it says", key)
     if section.enable_offload and config.engine in ("asyncrl", "async_rsl"):
         raise ConfigError(
             f"cluster.enable_offload lets actors and learners take turns on a device; engine "

@@ -12,11 +12,14 @@ import os
 import pathlib
 import re
 import select
+import shlex
+import signal
 import sys
+import threading
 from typing import TYPE_CHECKING, TextIO
 
 from rlightning.config import MainConfig, compose, compose_main
-from rlightning.errors import USER_ERRORS, ConfigError, StopRequested
+from rlightning.errors import USER_ERRORS, CheckpointError, ConfigError, StopRequested
 from rlightning.utils.logger import close_logger, get_logger
 from rlightning.utils.registry import load_modules_from_config
 
@@ -30,6 +33,7 @@ __all__ = [
     "print_config",
     "reader_may_leave",
     "run_main",
+    "stopping_quietly",
     "train_main",
 ]
 
@@ -58,7 +62,7 @@ def launch(
     if not folder.is_absolute():
         source = getattr(sys.modules[main_func.__module__], "__file__", None)
         folder = pathlib.Path(source).resolve().parent / folder if source else folder.resolve()
-    with reader_may_leave(), exit_on_user_error():
+    with reader_may_leave(), stopping_quietly(), exit_on_user_error():
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
         if arguments.cfg:
             print_config(folder, arguments.config_name, arguments.overrides)
@@ -78,6 +82,25 @@ def exit_on_user_error() -> Iterator[None]:
     except USER_ERRORS as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(_EXIT_CODE_OF_A_MISTAKE) from error
+
+
+@contextlib.contextmanager
+def stopping_quietly(exit_code: int = 0) -> Iterator[None]:
+    """End the process with one line where Ctrl-C or SIGTERM comes before or after a run.
+
+    While it trains, the run itself listens to them. Beside that there is nothing to save.
+    """
+    listens = threading.current_thread() is threading.main_thread()
+    if listens:
+        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was under way that could be saved\n")
+        raise SystemExit(exit_code) from None
+    finally:
+        if listens:
+            signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager
@@ -144,7 +167,8 @@ def run_main(
             _log.info("learning curve %s", curve)
     except StopRequested:
         _log.warning("stopped before training began; nothing to save")
-    except USER_ERRORS:
+        context.give_up()
+    except (*USER_ERRORS, KeyboardInterrupt):
         context.give_up()  # the corrected command may take the same name; whoever calls says why
         raise
     except Exception as error:
@@ -160,14 +184,24 @@ def _own_folder(config: MainConfig) -> pathlib.Path:
         return pathlib.Path(config.train.save_dir)
     project = pathlib.Path(config.log.log_dir) / config.log.project
     own = project / config.log.name
-    if "name" in config.log.model_fields_set:
-        return own
-    # Runs without a name of their own are numbered: NAME, NAME-2, ...; the last one is meant.
-    names = re.compile(rf"{re.escape(own.name)}(-\d+)?")
+    if "name" not in config.log.model_fields_set:
+        # Runs without a name of their own are numbered: NAME, NAME-2, ...; the last one is meant.
+        return _newest_run(project, rf"{re.escape(own.name)}(-\d+)?") or own
+    newest = None if own.exists() else _newest_run(project, ".*")
+    if newest is not None:  # a name made of the time is another one at each start
+        raise CheckpointError(
+            f"there is no run {own} to continue. The newest of its project is {newest}; if it is "
+            f"meant: --resume {shlex.quote(str(newest))}"
+        )
+    return own
+
+
+def _newest_run(project: pathlib.Path, names: str) -> pathlib.Path | None:
+    """Return the folder of the run that began last, of those whose names match, or None."""
     folders = project.iterdir() if project.is_dir() else ()
-    started = [path / "config.yaml" for path in folders if names.fullmatch(path.name)]
+    started = [path / "config.yaml" for path in folders if re.fullmatch(names, path.name)]
     runs = [path for path in started if path.exists()]
-    return max(runs, key=lambda path: path.stat().st_mtime_ns).parent if runs else own
+    return max(runs, key=lambda path: path.stat().st_mtime_ns).parent if runs else None
 
 
 def train_main(config: MainConfig) -> None:

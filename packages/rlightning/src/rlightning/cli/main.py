@@ -13,12 +13,15 @@ from rlightning.launch import (
     exit_on_user_error,
     parse_with_overrides,
     reader_may_leave,
+    stopping_quietly,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main"]
+
+_EXIT_CODE_OF_CTRL_C = 130  # what a shell says of a program that it has ended
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -29,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if arguments.command == "completion":
             sys.stdout.write(completion_script(parser, arguments.shell))
         else:
-            _run(arguments)
+            with stopping_quietly(0 if arguments.command == "train" else _EXIT_CODE_OF_CTRL_C):
+                _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> None:

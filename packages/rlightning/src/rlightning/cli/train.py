@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from rlightning.utils.progress import get_console
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+
+    from rich.console import Console
 
     from rlightning.config import MainConfig
 
@@ -55,22 +58,22 @@ def train(arguments: argparse.Namespace) -> None:
         return
     config = compose_main(folder, name, arguments.overrides)
     run_main(train_main, config, resume=arguments.resume, overwrite=arguments.overwrite)
-    _print_summary(config, arguments.config)
+    _print_summary(config, arguments.config, arguments.overrides)
 
 
-def _print_summary(config: MainConfig, name: str) -> None:
+def _print_summary(config: MainConfig, name: str, overrides: Sequence[str]) -> None:
     from rich.table import Table
 
     run_dir, console = config.run.run_dir, get_console()
-    command = "rlightning" if shutil.which("rlightning") else sys.argv[0]
+    program = "rlightning" if shutil.which("rlightning") else sys.argv[0]
+
+    def command(*words: object) -> str:
+        return "  " + shlex.join(map(str, (program, *words)))
+
     if config.run.stop.requested:
-        if not list_checkpoints(config.run.checkpoint_dir):
-            return
-        console.print(
-            f"stopped; to go on:\n  {command} train {name} --resume {run_dir}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        if list_checkpoints(config.run.checkpoint_dir):
+            again = command("train", name, *overrides, "--resume", run_dir)
+            _print_lines(console, "stopped; to go on:", again)
         return
     latest: dict[str, float] = {}
     for row in read_rows(run_dir / "metrics.jsonl"):
@@ -85,8 +88,17 @@ def _print_summary(config: MainConfig, name: str) -> None:
     console.print(table)
     checkpoint = find_checkpoint(config.run.checkpoint_dir)
     seed = config.run.seed + 1
-    lines = [f"learning curve  {run_dir / 'curve.png'}", "next:"]
-    lines.append(f"  {command} eval {checkpoint}")
-    lines.append(f"  {command} play {checkpoint} --video {run_dir / 'play.mp4'}")
-    lines.append(f"  {command} train {name} train.seed={seed} log.name=seed-{seed}")
-    console.print("\n".join(lines), soft_wrap=True, highlight=False)
+    kept = [item for item in overrides if not item.startswith(("train.seed=", "log.name="))]
+    other = [*kept, f"train.seed={seed}", f"log.name=seed-{seed}"]
+    _print_lines(
+        console,
+        f"learning curve  {run_dir / 'curve.png'}",
+        "next:",
+        command("eval", checkpoint),
+        command("play", checkpoint, "--video", run_dir / "play.mp4"),
+        command("train", name, *other),
+    )
+
+
+def _print_lines(console: Console, *lines: str) -> None:
+    console.print("\n".join(lines), soft_wrap=True, highlight=False, markup=False)
