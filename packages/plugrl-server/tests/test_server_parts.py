@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -285,6 +286,21 @@ def test_a_batch_is_cut_apart_time_first():
 def test_an_action_of_the_wrong_form_is_the_policys_fault(answer):
     with pytest.raises(PolicyContractError, match="batch first"):
         Inference(Scripted(answer)).run([infer(1, 2)], ())
+
+
+def test_an_action_without_its_horizon_is_refused():
+    scripted = Scripted(lambda obs: np.zeros((len(obs["text"]), 3)))
+    scripted.policy = SimpleNamespace(action_horizon=1)
+    with pytest.raises(PolicyContractError, match=r"shape \[2, 3\], .* expected \[n, 1, \.\.\.\]"):
+        Inference(scripted).run([infer(1, 2)], ())
+
+
+@pytest.mark.parametrize("given", [None, np.zeros((2, 1, 1)), [1, 2], (1, 2, 3)])
+def test_a_policy_that_does_not_give_two_values_is_named(given):
+    scripted = Scripted(None)
+    scripted.policy = SimpleNamespace(get_action_and_runtime_state=lambda obs: given)
+    with pytest.raises(PolicyContractError, match=r"get_action_and_runtime_state gave .*two"):
+        scripted.infer_with_policy({})
 
 
 def test_an_action_that_changes_its_shape_is_refused():

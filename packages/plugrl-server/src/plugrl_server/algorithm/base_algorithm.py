@@ -20,6 +20,7 @@ from plugrl_server.algorithm.ranks import Ranks
 from plugrl_server.common.checkpoint import Checkpoint
 from plugrl_server.common.metrics import MetricDict
 from plugrl_server.common.trees import take
+from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import (
     PolicyRuntimeState,
     PolicyStepState,
@@ -533,8 +534,19 @@ class BaseAlgorithm(ABC):
     # ---- for subclasses ------------------------------------------------------------------------
 
     def infer_with_policy(self, obs: dict[str, Any]) -> tuple[Any, PolicyRuntimeState]:
-        """Act with the policy; the action as a numpy array."""
-        action, runtime_state = self.policy.get_action_and_runtime_state(obs)
+        """Act with the policy; the action as a numpy array.
+
+        Raises:
+            PolicyContractError: the policy gave something else than two values.
+        """
+        given = self.policy.get_action_and_runtime_state(obs)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise PolicyContractError(
+                f"{type(self.policy).__name__}.get_action_and_runtime_state gave "
+                f"{type(given).__name__}; expected two values: the action [n, H, ...], and a "
+                "runtime state or None"
+            )
+        action, runtime_state = given
         if not isinstance(action, np.ndarray):
             action = to_numpy_state(action)
         return action, runtime_state

@@ -129,6 +129,12 @@ class Inference:
                 "expected an array [n, H, ...]: batch first, then the horizon"
             )
         if self._per_row is None:
+            horizon = getattr(self.algorithm.policy, "action_horizon", None)
+            if isinstance(horizon, int) and action.shape[1] != horizon:
+                raise PolicyContractError(
+                    f"{name} gave an action of shape {list(action.shape)}, and its action_horizon "
+                    f"is {horizon}; expected [n, {horizon}, ...]: batch first, then the horizon"
+                )
             self._per_row = action.shape[1:]
         else:
             raise PolicyContractError(
