@@ -141,3 +141,13 @@ def test_a_close_file_name_is_suggested(conf):
 def test_an_empty_folder_says_so(tmp_path):
     with pytest.raises(ConfigError, match="Found: no YAML file"):
         compose(tmp_path, "a")
+
+
+@pytest.mark.parametrize("override", ["train.seed", "log.name=a[b]", "log.log_dir=/x/ü", "+"])
+def test_an_override_that_cannot_be_read_is_named_with_what_can(conf, override):
+    with pytest.raises(ConfigError) as caught:
+        compose(conf, "a", [override])
+    message = str(caught.value)
+    assert message.startswith(f"{override!r} cannot be read; expected key=value")
+    assert message.endswith("""as in 'key="the value"'""")
+    assert compose(conf, "a", ['log.name="a[b]"']).log.name == "a[b]"

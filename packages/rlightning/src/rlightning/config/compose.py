@@ -38,7 +38,7 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, OverrideParseException
     from omegaconf.errors import OmegaConfBaseException
 
     folder = pathlib.Path(config_dir).resolve()
@@ -53,6 +53,12 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
     try:
         with initialize_config_dir(version_base=None, config_dir=str(folder)):
             return hydra_compose(config_name=name, overrides=prepared)
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override.removeprefix('++')!r} cannot be read; expected key=value. A value "
+            "with brackets, quotes or letters beyond ASCII stands in double quotes of its own, "
+            """as in 'key="the value"'"""
+        ) from error
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
 
