@@ -109,3 +109,22 @@ def test_episodes_from_elsewhere_go_where_there_is_most_room():
     }
     buffer.add_episode(episode)
     assert [shard.size() for shard in buffer.shards] == [8, 7]
+
+
+@pytest.mark.parametrize("kind", [RolloutBuffer, ReplayBuffer])
+def test_one_buffer_reads_the_state_of_one_shard_and_refuses_that_of_several(kind):
+    saved = fill(sharded(kind, shards=1), 3).state_dict(include_data=True)
+    alone = buffer_of(kind)
+    alone.init(METAS, IDS)
+    alone.load_state_dict(saved)
+    assert alone.size() == 9
+    several = fill(sharded(kind), 3).state_dict(include_data=True)
+    with pytest.raises(ConfigError, match="of 2 storage workers and this run has one"):
+        alone.load_state_dict(several)
+
+
+def test_who_has_a_batch_to_learn_from_is_asked_of_every_shard():
+    assert fill(sharded(RolloutBuffer), 1).has_batch(64), "it is handed out once"
+    replay = fill(sharded(ReplayBuffer), 4)  # 8 and 4
+    assert replay.has_batch(8)
+    assert not replay.has_batch(10)

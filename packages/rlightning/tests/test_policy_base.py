@@ -581,3 +581,11 @@ def test_inconsistent_weights_are_noticed_also_where_they_are_nan():
     with torch.no_grad():
         group.eval_list[0].actor.weight.fill_(float("nan"))
     assert not group.verify_eval_weight_consistency()
+
+
+def test_the_state_of_more_learners_than_there_are_is_refused():
+    group = build_group(Linear)
+    state = group.export_state()
+    state["training"] *= 2
+    with pytest.raises(ContractError, match="of 2 train workers, and this run has 1"):
+        group.import_state(state)

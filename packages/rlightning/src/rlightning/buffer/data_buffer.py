@@ -553,6 +553,16 @@ class DataBuffer:
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
+    def _form(self) -> str:
+        """Return which buffers can read each other's contents: those that say the same."""
+        return f"{type(self).__name__} of {self._unit()}"
+
+    def _contents(self) -> dict[str, Any]:
+        return self.storage.state_dict()
+
+    def _load_contents(self, contents: dict[str, Any]) -> None:
+        self.storage.load_state_dict(contents)
+
     def state_dict(self, *, include_data: bool | None = None) -> dict[str, Any]:
         """Return the state as plain data and tensors.
 
@@ -563,7 +573,8 @@ class DataBuffer:
         with self._lock:
             state: dict[str, Any] = {"sampler": self.sampler.generator.bit_generator.state}
             if self.options.get("save_contents", False) if include_data is None else include_data:
-                state["contents"] = self.storage.state_dict()
+                state["contents"] = self._contents()
+                state["contents_of"] = self._form()
             return state
 
     def load_state_dict(self, state: dict[str, Any], *, continue_episodes: bool = False) -> None:
@@ -573,12 +584,28 @@ class DataBuffer:
             state: from a buffer of the same configuration.
             continue_episodes: whether the environments were restored too; for buffers that keep
                 the rows of unfinished segments.
+
+        Raises:
+            ContractError: there are contents, and they are another kind of buffer's.
         """
         del continue_episodes  # no unfinished segment is saved here
+        shards = state.get("shards", [state])
+        if len(shards) > 1:
+            raise ConfigError(
+                f"the checkpoint is of {len(shards)} storage workers and this run has one; set "
+                f"cluster.buffer_worker_num: {len(shards)}"
+            )
+        (state,) = shards
+        form = self._form()
+        saved_form = state.get("contents_of", form)
+        if "contents" in state and saved_form != form:
+            raise ContractError(
+                f"the saved transitions are of a {saved_form}, and this run's buffer is a {form}"
+            )
         with self._lock:
             self.sampler.generator.bit_generator.state = state["sampler"]
             if "contents" in state:
-                self.storage.load_state_dict(state["contents"])
+                self._load_contents(state["contents"])
 
 
 def _flags(truncations: Any, count: int) -> Sequence[bool]:

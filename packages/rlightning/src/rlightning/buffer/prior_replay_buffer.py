@@ -121,7 +121,8 @@ class PriorReplayBuffer(ReplayBuffer):
         """Restore what `state_dict` returned."""
         own = {name: value for name, value in state.items() if name != "prior"}
         super().load_state_dict(own, continue_episodes=continue_episodes)
-        self.prior.load_state_dict(state["prior"])
+        if "prior" in state:  # else it is of a buffer without a dataset
+            self.prior.load_state_dict(state["prior"])
 
 
 def _interleave(collected: TensorDict, prior: TensorDict) -> TensorDict:

@@ -442,6 +442,19 @@ class ReplayBuffer(DataBuffer):
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
+    def _form(self) -> str:
+        by = ", by segments" if self._by_segment else ""
+        return super()._form() + by
+
+    def _contents(self) -> dict[str, Any]:
+        return super()._contents() if self._by_segment else self._ring.state_dict()
+
+    def _load_contents(self, contents: dict[str, Any]) -> None:
+        if self._by_segment:
+            super()._load_contents(contents)
+        else:
+            self._ring.load_state_dict(contents)
+
     def state_dict(self, *, include_data: bool | None = None) -> dict[str, Any]:
         """Return the state as plain data and tensors; see `DataBuffer.state_dict`.
 
@@ -452,7 +465,6 @@ class ReplayBuffer(DataBuffer):
             state["limiter"] = self.limiter.state_dict()
             state["refused"] = self.refused
             if "contents" in state and not self._by_segment:
-                state["contents"] = self._ring.state_dict()
                 # By position: environment ids are new in every run.
                 state["waiting"] = [stream.state_dict() for stream in self._streams.values()]
                 if self._priorities is not None:
@@ -472,14 +484,12 @@ class ReplayBuffer(DataBuffer):
             ContractError: the contents are those of another capacity or other environments.
         """
         with self._lock:
-            contents = state.get("contents")
-            base = dict(state)
-            if not self._by_segment:
-                base.pop("contents", None)
-            super().load_state_dict(base)
-            self.limiter.load_state_dict(state["limiter"])
-            self.refused = state["refused"]
-            if contents is None:
+            super().load_state_dict(state)
+            (state,) = state.get("shards", [state])
+            if "limiter" in state:  # of a replay
+                self.limiter.load_state_dict(state["limiter"])
+                self.refused = state["refused"]
+            if "contents" not in state:
                 if self.size() == 0:
                     _log.warning(
                         "the checkpoint holds no transitions: the buffer starts empty and fills "
@@ -492,15 +502,18 @@ class ReplayBuffer(DataBuffer):
             if len(state["waiting"]) != len(self._streams):
                 raise ContractError(
                     f"the saved buffer has {len(state['waiting'])} environment workers and this "
-                    f"one {len(self._streams)}; resume with as many, or without the contents"
+                    f"one {len(self._streams)}"
                 )
-            self._ring.load_state_dict(contents)
             for stream, waiting in zip(self._streams.values(), state["waiting"], strict=True):
                 stream.reset()
                 if continue_episodes:
                     stream.load_state_dict(waiting)
-            if self._priorities is not None and "priorities" in state:
+            if self._priorities is None:
+                return
+            if "priorities" in state:
                 self._priorities.load_state_dict(state["priorities"])
+            else:
+                self._priorities.add(np.flatnonzero(self._ring.complete))
 
 
 def _folder(path: str | None) -> pathlib.Path | None:

@@ -275,8 +275,8 @@ class Ring:
         """
         if state["slots"] != self.slots:
             raise ContractError(
-                f"the saved buffer has {state['slots']} slots and this one {self.slots}; resume "
-                "with the same buffer.capacity and environments, or without the contents"
+                f"the saved transitions are of a buffer with room for {state['slots']} (its "
+                f"capacity, and a waiting one of each environment), and this one's is {self.slots}"
             )
         self.clear()
         n = state["written"]

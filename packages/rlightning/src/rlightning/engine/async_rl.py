@@ -44,6 +44,8 @@ class AsyncRLEngine(TrainingEngine):
         ConfigError: a batch can never fill, because the buffer is smaller.
     """
 
+    marks_rows = True
+
     class TrainExtras(Config):
         """Keys of the ``train`` section that only this class reads."""
 

@@ -11,7 +11,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from rlightning.checkpoint import (
     Checkpoint,
@@ -23,6 +22,12 @@ from rlightning.checkpoint import (
 from rlightning.engine.base_engine import BaseEngine
 from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.engine.recording import record_episodes
+from rlightning.engine.resuming import (
+    check_saved_rows,
+    differences,
+    same_environments,
+    without_rows,
+)
 from rlightning.engine.turn_taking import taking_turns
 from rlightning.errors import CheckpointError, ConfigError, NonFiniteError, StopRequested
 from rlightning.types import BatchedData, EnvRet
@@ -44,19 +49,6 @@ __all__ = ["TrainingEngine"]
 
 _log = get_logger("engine")
 
-_BESIDE_THE_ENVIRONMENT = frozenset(
-    {
-        "name",
-        "num_cpus",
-        "num_gpus",
-        "evaluate_cfg",
-        "step_timeout_s",
-        "start_timeout_s",
-        "start_method",
-    }
-)
-"""Keys of an ``env`` entry that may change while an episode goes on."""
-
 
 class TrainingEngine(BaseEngine):
     """Base of the loops that learn.
@@ -71,6 +63,8 @@ class TrainingEngine(BaseEngine):
 
     rollout_prefix = "rollout"
     train_prefix = "train"
+    marks_rows = False
+    """Whether every row collected tells the version of the weights that acted."""
 
     def __init__(
         self,
@@ -427,23 +421,24 @@ class TrainingEngine(BaseEngine):
                 f"{path} is a checkpoint of {checkpoint.policy}; this run trains "
                 f"{self._policy_name()}"
             )
-        state = checkpoint.training
-        if not self._has_the_environments_of(checkpoint):
+        state, saved, now = checkpoint.training, checkpoint.config_yaml, self.config.to_yaml()
+        if not same_environments(saved, now):
             state = state | {"env": None}  # theirs would bring their settings back, too
+        if not self.config.buffer.get("save_contents"):
+            state = state | {"buffer": without_rows(state["buffer"])}
         try:
+            check_saved_rows(state["buffer"], marked=self.marks_rows)
             self._restore(state)
         except (RuntimeError, KeyError, ValueError) as error:
+            changed = differences(saved, now) or " nothing in their configurations"
             raise CheckpointError(
-                f"{path} does not fit this run's policy or environments; was it written with "
-                f"another network, task or number of environments? {error}"
+                f"{path} does not fit this run: {error}\nWhat differs from the run that wrote it:"
+                f"{changed}\nSet it back, or start a new run; to go on with an empty buffer, set "
+                "buffer.save_contents: false."
             ) from error
         self.run_context.record_config(self.config)
         get_metrics_logger().resume(env_step=self.env_steps, epoch=self.epoch)
         _log.info("resumed from %s at epoch %d", path, self.epoch)
-
-    def _has_the_environments_of(self, checkpoint: Checkpoint) -> bool:
-        saved = _what_environments_are(checkpoint.config_yaml)
-        return saved == _what_environments_are(self.config.to_yaml())
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.policy_group.import_state(state["policy"])
@@ -491,15 +486,6 @@ def _plain_row(env_ret: EnvRet) -> dict[str, Any]:
     fields = {name: getattr(env_ret, name) for name in env_ret.fields() if name != "info"}
     finals = {key: env_ret.info[key] for key in ("final_obs", "_final_obs") if key in env_ret.info}
     return {**fields, "info": finals}
-
-
-def _what_environments_are(config_yaml: str) -> list[dict[str, Any]]:
-    """Return of a run's configuration what makes its training environments what they are."""
-    config = yaml.safe_load(config_yaml) or {}
-    return [
-        {key: value for key, value in entry.items() if key not in _BESIDE_THE_ENVIRONMENT}
-        for entry in config.get("env", [])
-    ]
 
 
 def _due(epoch: int, interval: int) -> bool:

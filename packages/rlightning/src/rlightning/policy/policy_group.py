@@ -317,7 +317,16 @@ class PolicyGroup:
         }
 
     def import_state(self, state: dict[str, Any]) -> None:
-        """Restore what `export_state` returned, into TRAIN and EVAL instances."""
+        """Restore what `export_state` returned, into TRAIN and EVAL instances.
+
+        Raises:
+            ContractError: the state is of another number of TRAIN instances.
+        """
+        if len(state["training"]) != len(self.train_list):
+            raise ContractError(
+                f"the saved state is of {len(state['training'])} train workers, and this run has "
+                f"{len(self.train_list)}"
+            )
         version = int(state["version"])
         for policy, training in zip(self.train_list, state["training"], strict=True):
             policy.import_weights(version, state["weights"])
