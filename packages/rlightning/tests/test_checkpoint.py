@@ -24,6 +24,8 @@ from rlightning.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from rlightning.config import EnvConfig
+from rlightning.env.gym_env import GymEnv
 from rlightning.errors import CheckpointError
 
 
@@ -364,3 +366,20 @@ def test_a_reader_beside_a_writer_disturbs_nothing(tmp_path):
     finally:
         writer.kill()
         writer.communicate()
+
+
+@pytest.mark.parametrize(
+    "task", ["FrozenLake-v1", "CliffWalking-v1", "Blackjack-v1", "CartPole-v1", "Pendulum-v1"]
+)
+def test_a_checkpoint_holds_the_state_of_the_environments_that_come_with_gymnasium(tmp_path, task):
+    """Some of them have text and bytes in theirs."""
+    env = GymEnv(EnvConfig(name="e", backend="gymnasium", task=task, num_envs=2))
+    env._reset(seed=0)
+    path = save(tmp_path, "epoch_1", training={"env": env.get_state()})
+    env.set_state(load_checkpoint(path).training["env"])
+    env.close()
+
+
+def test_an_array_that_cannot_be_saved_is_named_with_its_dtype(tmp_path):
+    with pytest.raises(CheckpointError, match=r"training\.env\.words is an array of <U5"):
+        save(tmp_path, "epoch_1", training={"env": {"words": np.array(["hello"])}})

@@ -1,7 +1,7 @@
 """The state of environments as plain data, enough to continue their episodes bit for bit.
 
-A state holds only numbers, strings, bools, None, lists, dicts with string keys, and numpy arrays
-without objects, so that it can be stored and loaded without executing code. What cannot be
+A state holds only numbers, strings, bools, None, lists, dicts with string keys, and numpy arrays of
+numbers, so that any format can store it, and load it without executing code. What cannot be
 captured (a simulator with state of its own, such as Box2D) yields None rather than half a state.
 
 A state belongs to an environment made in the same way: it says nothing about which environment it
@@ -141,7 +141,7 @@ def _encode(value: Any, name: str, seen: dict[int, int]) -> Any:
     if isinstance(value, np.ndarray):
         return _encode_array(value, seen)
     if isinstance(value, np.generic):
-        return {"kind": "scalar", "value": np.asarray(value)}
+        return {"kind": "scalar", "value": _encode_array(np.asarray(value), {})}
     if type(value) in (list, tuple):
         parts = [_encode(part, name, seen) for part in value]
         return {"kind": type(value).__name__, "value": parts}
@@ -161,7 +161,21 @@ def _encode_array(value: np.ndarray[Any, Any], seen: dict[int, int]) -> State:
     if id(value) in seen:  # one array under two names stays one array
         return {"kind": "same", "value": seen[id(value)]}
     seen[id(value)] = len(seen)
-    return {"kind": "array", "value": value.copy()}
+    if _is_numbers(value.dtype):
+        return {"kind": "array", "value": value.copy()}
+    if value.dtype.names:
+        raise _Uncapturable
+    content = np.frombuffer(value.tobytes(), dtype=np.uint8)
+    return {"kind": "raw", "value": content, "dtype": value.dtype.str, "shape": list(value.shape)}
+
+
+def _is_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether an array holds numbers that are known beyond numpy: no text, date or long double."""
+    return (
+        dtype.isnative
+        and dtype.kind in "biufc"
+        and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
+    )
 
 
 def _encode_known(value: Any) -> State:
@@ -337,10 +351,14 @@ def _decode(saved: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
     if kind == "array":
         arrays.append(value.copy())
         return arrays[-1]
+    if kind == "raw":
+        content = np.frombuffer(value.tobytes(), dtype=saved["dtype"])
+        arrays.append(content.reshape(saved["shape"]).copy())
+        return arrays[-1]
     if kind == "same":
         return arrays[value]
     if kind == "scalar":
-        return value[()]
+        return _decode(value, [])[()]
     parts = [_decode(part, arrays) for part in value]
     if kind == "dict":
         keys = [_decode(key, arrays) for key in saved["keys"]]

@@ -407,9 +407,11 @@ def _to_plain(value: Any, path: str) -> Any:
         value = value.item()
     if isinstance(value, torch.Tensor) or type(value) in _PLAIN:
         return value
+    kind = type(value).__name__
+    found = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {kind}"
     raise CheckpointError(
-        f"{path} is a {type(value).__name__}; a checkpoint holds tensors, arrays, numbers, text "
-        "and containers of them, which load without running code"
+        f"{path} is {found}; a checkpoint holds tensors, arrays of numbers, numbers, text and "
+        "containers of them, which load without running code"
     )
 
 
