@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from rlightning.ops.distributions import squashed_gaussian_log_prob
-from rlightning.ops.flat_mlp import ACTIVATIONS, Activations, FlatAdam, FlatMLP, is_plain_adam
-from rlightning.ops.fused_critics import adam_of, borrowed, regress
+from rlightning.ops.flat_mlp import Activations, FlatAdam, FlatMLP, is_plain_adam
+from rlightning.ops.fused_critics import FusedStep, are_plain
 from rlightning.ops.q_learning import ensemble_loss, td_target
 from rlightning.ops.soft_actor_critic import soft_value
 
@@ -78,30 +78,21 @@ class _Draw(NamedTuple):
 
 def supports(layers: SACLayers, optimizers: SACOptimizers) -> bool:
     """Return whether these networks and optimizers can take the fused step."""
-    if layers.activation not in ACTIVATIONS:
-        return False
-    stacks = ([layers.actor], layers.critics, layers.targets)
-    if not all(FlatMLP.supports(members) for members in stacks):
-        return False
-    critics = [p for member in layers.critics for layer in member for p in layer.parameters()]
-    actor = [p for layer in layers.actor for p in layer.parameters()]
-    temperature = optimizers.temperature
-    return (
-        is_plain_adam(optimizers.actor, actor)
-        and is_plain_adam(optimizers.critic, critics)
-        and (temperature is None or is_plain_adam(temperature, [layers.log_alpha]))
+    actor, temperature = [layers.actor], optimizers.temperature
+    learned = ((optimizers.actor, actor), (optimizers.critic, layers.critics))
+    return are_plain(layers.activation, (actor, layers.critics, layers.targets), learned) and (
+        temperature is None or is_plain_adam(temperature, [layers.log_alpha])
     )
 
 
-class FusedSAC:
-    """The gradient step, between two moments at which parameters are borrowed and given back.
+class FusedSAC(FusedStep):
+    """SAC's step; see `FusedStep`.
 
     Args:
         layers: the networks.
         optimizers: theirs; `supports` must hold.
         settings: numbers of the update.
-        on_non_finite: called with each parameter and its gradient where a gradient is not finite,
-            before its network moves; it may raise.
+        on_non_finite: see `FusedStep`.
     """
 
     def __init__(
@@ -113,58 +104,36 @@ class FusedSAC:
         on_non_finite: Callable[[Tensor, Tensor], None],
     ) -> None:
         self._layers, self._settings = layers, settings
-        self._on_non_finite = on_non_finite
-        self._actor = FlatMLP([layers.actor], layers.activation)
-        self._critic = FlatMLP(layers.critics, layers.activation)
-        self._target = FlatMLP(layers.targets, layers.activation)
-        self._actor_adam = adam_of(optimizers.actor, self._actor)
-        self._critic_adam = adam_of(optimizers.critic, self._critic)
+        stacks = ([layers.actor], layers.critics, layers.targets)
+        networks = [FlatMLP(members, layers.activation) for members in stacks]
+        actor, critic, temperature = optimizers
+        super().__init__(networks, actor=actor, critic=critic, on_non_finite=on_non_finite)
+        self._target = networks[2]
         self._log_alpha = layers.log_alpha.detach().reshape(1).clone()
         self._alpha_adam: FlatAdam | None = None
-        if optimizers.temperature is not None:
+        if temperature is not None:
             self._alpha_adam = FlatAdam(
-                optimizers.temperature,
+                temperature,
                 [layers.log_alpha],
                 cut=lambda flat: [flat.view(())],
                 zeros=lambda: torch.zeros_like(self._log_alpha),
             )
-        self.is_borrowed = False
-        """Whether `step` may be called."""
-
-    # ---- borrowing -----------------------------------------------------------------------------
+            self._adams.append(self._alpha_adam)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Take parameters for the duration of an update; autograd is off inside.
-
-        After an error inside, modules and optimizers are as of the last whole step of each network.
-        """
-        networks = (self._actor, self._critic, self._target)
-        adams = [adam for adam in (self._actor_adam, self._critic_adam, self._alpha_adam) if adam]
-        with borrowed(networks, adams):
+        """Take parameters and the temperature; see `FusedStep.borrowed`."""
+        with super().borrowed():
             self._log_alpha.copy_(self._layers.log_alpha)
-            self.is_borrowed = True
             try:
                 yield
             finally:
-                self.is_borrowed = False
                 self._layers.log_alpha.copy_(self._log_alpha.view(()))
-
-    # ---- the step ------------------------------------------------------------------------------
 
     def step(
         self, rows: Rows, *, learn_actor: bool, move_targets: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Take one gradient step; call it inside `borrowed`.
-
-        Args:
-            rows: the minibatch.
-            learn_actor: whether policy and temperature learn too.
-            move_targets: whether the slow critics follow.
-
-        Returns:
-            Metrics, and TD errors from before the step, [B].
-        """
+        """Take one gradient step; see `FusedStep.step`."""
         n_rows = len(rows.reward)
         # The policy does not move before it is asked about both, so it is asked once.
         features = rows.next_features
@@ -174,7 +143,7 @@ class FusedSAC:
         first, second = slice(0, n_rows), slice(n_rows, None)
         drawn = self._draw(out[0, first])
         target = self._target_of(rows, drawn)
-        q = regress(self._critic, self._critic_adam, rows, target, self._on_non_finite)
+        q = self._regress(rows, target)
         metrics = {"critic_loss": ensemble_loss(q, target, rows.weight), "q": q.mean()}
         if learn_actor:
             drawn = self._draw(out[0, second])
@@ -217,9 +186,7 @@ class FusedSAC:
         low, high = self._layers.log_std_bounds
         slope = (0.5 * (high - low)) * (1.0 - drawn.squeezed * drawn.squeezed)
         d_raw = (d_mean * drawn.std * drawn.noise - weight) * slope
-        d_out = torch.cat([d_mean, d_raw], -1)[None]
-        self._actor.gradients(kept, d_out, into=self._actor_adam.gradient)
-        self._actor_adam.step(self._actor.flat, self._on_non_finite)
+        self._step_actor(kept, torch.cat([d_mean, d_raw], -1)[None])
         entropy = -drawn.log_prob.mean()
         if self._alpha_adam is not None:
             self._alpha_adam.gradient.copy_(alpha * (entropy - self._settings.target_entropy))

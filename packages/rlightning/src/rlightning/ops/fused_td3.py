@@ -9,19 +9,18 @@ actions.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from rlightning.ops.flat_mlp import ACTIVATIONS, FlatMLP, is_plain_adam
-from rlightning.ops.fused_critics import adam_of, borrowed, regress
+from rlightning.ops.flat_mlp import FlatMLP
+from rlightning.ops.fused_critics import FusedStep, are_plain
 from rlightning.ops.q_learning import ensemble_loss, td_target
 from rlightning.ops.td3 import clipped_double_value, noisy_action
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from rlightning.ops.fused_critics import Rows
 
@@ -63,25 +62,20 @@ class TD3Settings(NamedTuple):
 
 def supports(layers: TD3Layers, optimizers: TD3Optimizers) -> bool:
     """Return whether these networks and optimizers can take the fused step."""
-    if layers.activation not in ACTIVATIONS:
-        return False
-    stacks = ([layers.actor], [layers.target_actor], layers.critics, layers.target_critics)
-    if not all(FlatMLP.supports(members) for members in stacks):
-        return False
-    critics = [p for member in layers.critics for layer in member for p in layer.parameters()]
-    actor = [p for layer in layers.actor for p in layer.parameters()]
-    return is_plain_adam(optimizers.actor, actor) and is_plain_adam(optimizers.critic, critics)
+    actor, slow = [layers.actor], [layers.target_actor]
+    stacks = (actor, layers.critics, slow, layers.target_critics)
+    learned = ((optimizers.actor, actor), (optimizers.critic, layers.critics))
+    return are_plain(layers.activation, stacks, learned)
 
 
-class FusedTD3:
-    """The gradient step, between two moments at which parameters are borrowed and given back.
+class FusedTD3(FusedStep):
+    """TD3's step; see `FusedStep`.
 
     Args:
         layers: the networks.
         optimizers: theirs; `supports` must hold.
         settings: numbers of the update.
-        on_non_finite: called with each parameter and its gradient where a gradient is not finite,
-            before its network moves; it may raise.
+        on_non_finite: see `FusedStep`.
     """
 
     def __init__(
@@ -93,46 +87,17 @@ class FusedTD3:
         on_non_finite: Callable[[Tensor, Tensor], None],
     ) -> None:
         self._settings = settings
-        self._on_non_finite = on_non_finite
-        activation = layers.activation
-        self._actor = FlatMLP([layers.actor], activation)
-        self._critic = FlatMLP(layers.critics, activation)
-        self._slow_actor = FlatMLP([layers.target_actor], activation)
-        self._slow_critic = FlatMLP(layers.target_critics, activation)
-        self._actor_adam = adam_of(optimizers.actor, self._actor)
-        self._critic_adam = adam_of(optimizers.critic, self._critic)
-        self.is_borrowed = False
-        """Whether `step` may be called."""
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[None]:
-        """Take parameters for the duration of an update; autograd is off inside.
-
-        After an error inside, modules and optimizers are as of the last whole step of each network.
-        """
-        networks = (self._actor, self._critic, self._slow_actor, self._slow_critic)
-        with borrowed(networks, (self._actor_adam, self._critic_adam)):
-            self.is_borrowed = True
-            try:
-                yield
-            finally:
-                self.is_borrowed = False
+        stacks = ([layers.actor], layers.critics, [layers.target_actor], layers.target_critics)
+        networks = [FlatMLP(members, layers.activation) for members in stacks]
+        super().__init__(networks, **optimizers._asdict(), on_non_finite=on_non_finite)
+        self._slow_actor, self._slow_critic = networks[2:]
 
     def step(
         self, rows: Rows, *, learn_actor: bool, move_targets: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Take one gradient step; call it inside `borrowed`.
-
-        Args:
-            rows: the minibatch.
-            learn_actor: whether the policy learns too.
-            move_targets: whether the slow networks follow.
-
-        Returns:
-            Metrics, and TD errors from before the step, [B].
-        """
+        """Take one gradient step; see `FusedStep.step`."""
         target = self._target(rows)
-        q = regress(self._critic, self._critic_adam, rows, target, self._on_non_finite)
+        q = self._regress(rows, target)
         metrics = {"critic_loss": ensemble_loss(q, target, rows.weight), "q": q.mean()}
         if learn_actor:
             metrics["actor_loss"] = self._learn_actor(rows.features)
@@ -160,6 +125,5 @@ class FusedTD3:
         columns = slice(features.shape[1], None)
         d_action = self._critic.input_gradient(valued, d_value, columns)
         d_out = d_action.mul_(1.0 - action * action)
-        self._actor.gradients(kept, d_out[None], into=self._actor_adam.gradient)
-        self._actor_adam.step(self._actor.flat, self._on_non_finite)
+        self._step_actor(kept, d_out[None])
         return -values.mean()

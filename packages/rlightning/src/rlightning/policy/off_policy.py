@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from rlightning.config import Config
 from rlightning.errors import ConfigError
 from rlightning.models.action_mask import MASK, has_action_mask, without_action_mask
 from rlightning.models.normalizer import ObservationNormalizer
-from rlightning.ops.fused_critics import Rows
+from rlightning.ops.fused_critics import FusedStep, Rows
 from rlightning.ops.q_learning import bootstrap_discount, polyak_update
 from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.minibatches import even_slices, require_columns, take_rows
@@ -105,20 +105,6 @@ class Priorities(NamedTuple):
     errors: Tensor
 
 
-class _FusedStep(Protocol):
-    """A gradient step by hand, which needs the parameters for the time of an update."""
-
-    is_borrowed: bool
-
-    def borrowed(self) -> contextlib.AbstractContextManager[None]:
-        """Take them for the block."""
-
-    def step(
-        self, rows: Rows, *, learn_actor: bool, move_targets: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Take the step; see `OffPolicy.update`."""
-
-
 def plain_rows(batch: Transitions, critic: QEnsemble, unit_actions: UnitActions) -> Rows:
     """Return a minibatch as fused steps read it."""
     return Rows(
@@ -144,7 +130,7 @@ class OffPolicy(BasePolicy):
     hyper: OffPolicyTrainConfig
     n_updates: Tensor
     optimizers: dict[str, torch.optim.Optimizer]
-    _fused: _FusedStep | None = None  # a faster gradient step; `update` takes it while it borrows
+    _fused: FusedStep | None = None  # a faster gradient step; `update` takes it while it borrows
 
     def start_counting(self, env_meta: EnvMeta, network: QNetworkConfig | None = None) -> None:
         """Create the count of gradient steps, and the normaliser that `network` asks for.
