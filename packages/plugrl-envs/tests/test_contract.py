@@ -59,8 +59,13 @@ def test_a_reset_that_breaks_the_contract_is_named(found, complaint):
 
 
 def test_a_row_in_a_process_of_its_own_says_the_same():
-    env = make_vec(functools.partial(Told, [np.zeros(4)]), 1, vectorization="async")
-    with pytest.raises(EnvWorkerError, match=r"during reset: Told.reset\(\) returned float64"):
+    def made_there():  # a worker cannot import this file
+        env = gym.make("CartPole-v1").unwrapped
+        env.reset = lambda **_: np.zeros(4)
+        return env
+
+    env = make_vec(made_there, 1, vectorization="async")
+    with pytest.raises(EnvWorkerError, match=r"during reset: \w+.reset\(\) returned float64"):
         env.reset(seed=0)
 
 
@@ -103,6 +108,34 @@ def test_parts_of_observations_are_looked_at(space, found, complaint):
     env = make_vec(functools.partial(Told, [(found, {})], space=space), 1)
     with pytest.raises(EnvWorkerError, match=complaint):
         env.reset()
+
+
+IMAGE = spaces.Box(0, 255, (2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (IMAGE, np.full((2, 2), 0.5)),
+        (IMAGE, np.full((2, 2), 300)),
+        (IMAGE, np.full((2, 2), np.nan)),
+        (spaces.Discrete(3), 1.5),
+        (spaces.MultiBinary(2), np.array([0.2, 1.0])),
+    ],
+)
+def test_values_that_the_dtype_of_the_space_would_change_are_refused(space, value):
+    env = make_vec(functools.partial(Told, [(value, {})], space=space), 1)
+    with pytest.raises(EnvWorkerError, match="where its values would be others"):
+        env.reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [(IMAGE, np.full((2, 2), 7.0)), (IMAGE, [[1, 2], [3, 255]]), (spaces.Discrete(3), np.int8(2))],
+)
+def test_whole_numbers_of_another_dtype_are_taken(space, value):
+    env = make_vec(functools.partial(Told, [(value, {})], space=space), 1)
+    assert np.array_equal(env.reset()[0][0], value)
 
 
 def test_later_steps_are_the_environments_own():

@@ -72,6 +72,20 @@ def _check_observation(space: gym.Space[Any], observation: Any, what: str) -> No
         raise EnvResultError(
             f"{what} is {_describe(observation)}; its space has the shape {space.shape}"
         )
+    elif _would_change(observation, space.dtype):
+        raise EnvResultError(
+            f"{what} is {_describe(observation)}; its space holds {space.dtype}, where its values "
+            "would be others. Give the space the dtype that the environment returns"
+        )
+
+
+def _would_change(observation: Any, dtype: Any) -> bool:
+    """Whether whole numbers would be made of fractions, or of numbers that are too large."""
+    if dtype is None or np.dtype(dtype).kind not in "biu":
+        return False
+    array = np.asarray(observation)
+    with np.errstate(invalid="ignore"):  # of NaN, which is no whole number either
+        return not np.array_equal(array.astype(dtype), array)
 
 
 def _check_info(info: Any, where: str) -> None:
