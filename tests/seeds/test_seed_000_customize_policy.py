@@ -187,7 +187,10 @@ def main(config):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """What the framework called while `launch` trained the guide's policy for two epochs."""
-    folder = tmp_path_factory.mktemp("guide")
+    return train_as_written(tmp_path_factory.mktemp("guide"))
+
+
+def train_as_written(folder):
     text = CONFIG.replace("level: WARNING", f"level: WARNING, log_dir: {folder}/runs")
     text = text.replace("seed: 0", f"seed: 0, save_dir: {folder}/ck")
     (folder / "conf").mkdir()
@@ -520,3 +523,11 @@ def test_statement_training_changes_the_weights_and_acting_uses_them(run):
     trained = groups.train_list[0].actor.weight
     acting = groups.eval_list[0].actor.weight
     assert torch.equal(trained, acting)
+
+
+def test_snippet_the_guides_cuda_lines_train_where_there_is_a_gpu(tmp_path, pretend_cuda):
+    with pretend_cuda():
+        trained = train_as_written(tmp_path)
+        (policy,) = trained["engine"].policy_group.train_list
+        assert all(parameter.is_cuda for parameter in policy.parameters())
+    assert "train" in roles_of(trained, "train")

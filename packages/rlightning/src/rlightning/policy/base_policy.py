@@ -36,7 +36,7 @@ from rlightning.policy.state import (
     unwrap,
     write_training_state,
 )
-from rlightning.types import EnvRet, PolicyResponse, PolicyRole
+from rlightning.types import EnvRet, PolicyResponse, PolicyRole, to_device
 from rlightning.utils.tensors import default_device, set_nested_attr
 
 if TYPE_CHECKING:
@@ -151,7 +151,12 @@ class BasePolicy(nn.Module, ABC):
 
     @abstractmethod
     def update_dataset(self, data: Any) -> None:
-        """Keep the sampled batch for `train`: a TensorDict of flat ``[rows, ...]`` tensors."""
+        """Keep the sampled batch for `train`.
+
+        Args:
+            data: a TensorDict of flat ``[rows, ...]`` tensors on `self.device`; what a buffer of
+                your own gives otherwise, its arrays and tensors moved there, too.
+        """
 
     @abstractmethod
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -329,6 +334,8 @@ class BasePolicy(nn.Module, ABC):
 
     def _update_dataset(self, data: Any) -> None:
         data = self._agree_on_rows(data)
+        if self.device != "cpu":
+            data = data.to(self.device) if hasattr(data, "to") else to_device(data, self.device)
         if self._guard is not None:
             self._guard.watch(data)
         self.update_dataset(data)

@@ -229,8 +229,7 @@ class OffPolicy(BasePolicy):
         have = [str(name) for name in data.keys()]  # noqa: SIM118  # iterating a TensorDict gives rows
         further = [name for name in ("discount", "weight", "index", "steps") if name in have]
         hint = f"{type(self).__name__} learns from a ReplayBuffer"
-        columns = require_columns(data, (*_COLUMNS, *further), hint=hint)
-        self.dataset = {name: column.to(self.device) for name, column in columns.items()}
+        self.dataset = require_columns(data, (*_COLUMNS, *further), hint=hint)
         if "discount" in further and not self._gamma_agrees:
             self._check_gamma(float(self.dataset["discount"].max()))
 

@@ -196,8 +196,7 @@ class PPOPolicy(BasePolicy):
             ContractError: a column is missing.
         """
         hint = "PPO learns from a RolloutBuffer, which computes advantage and return"
-        columns = require_columns(data, _COLUMNS, hint=hint)
-        self.dataset = {name: column.to(self.device) for name, column in columns.items()}
+        self.dataset = require_columns(data, _COLUMNS, hint=hint)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Update actor and critic from the last dataset.

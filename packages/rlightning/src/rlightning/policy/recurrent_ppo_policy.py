@@ -176,7 +176,7 @@ class RecurrentPPOPolicy(PPOPolicy):
             )
         self._lengths = lengths.to(self.device)
         self._first_rows = self._lengths.cumsum(0) - self._lengths
-        self.dataset["memory"] = columns["memory"].to(self.device)
+        self.dataset["memory"] = columns["memory"]
 
     def _one_pass(
         self, rows: Minibatch, step: Callable[[Minibatch], StepOutputs]

@@ -166,8 +166,7 @@ class SimpleSupervisedPolicy(BasePolicy):
             ContractError: a column is missing.
         """
         hint = "behaviour cloning learns from a DatasetBuffer"
-        columns = require_columns(data, ("observation", "action"), hint=hint)
-        self.dataset = {name: column.to(self.device) for name, column in columns.items()}
+        self.dataset = require_columns(data, ("observation", "action"), hint=hint)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Take one gradient step per minibatch of the last dataset; return means over them.

@@ -88,8 +88,7 @@ class VTracePPOPolicy(PPOPolicy):
         super().update_dataset(data)
         names = ("next_observation", "reward", "terminated", "truncated", "row_step")
         hint = "V-trace learns from what its own rollout_step answered"
-        columns = require_columns(data, names, hint=hint)
-        self.dataset |= {name: column.to(self.device) for name, column in columns.items()}
+        self.dataset |= require_columns(data, names, hint=hint)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Correct advantages and value targets, then update as PPO does; return its metrics.
