@@ -11,6 +11,7 @@ from torch import nn
 from rlightning.build import build_engine, build_env_group, build_policy_group, check_config
 from rlightning.checkpoint import Checkpoint, save_checkpoint
 from rlightning.config import MainConfig
+from rlightning.engine import evaluation
 from rlightning.engine.evaluation import (
     EpisodeTally,
     bootstrap_interval,
@@ -153,6 +154,16 @@ def test_an_environment_that_never_ends_does_not_hold_up():
     assert workers.steps == [50, 50]
     assert workers.seeds == [(4, None)]
     assert summarise(tally) == {"episodes": 0.0, "unfinished": 2.0}
+
+
+def test_a_long_evaluation_says_once_what_it_waits_for_and_how_long(monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "SAID_AFTER_STEPS", 20)
+    evaluate_episodes(Workers(ends=False), Acting(), episodes=2, max_steps=20)
+    assert caplog.messages == []
+    evaluate_episodes(Workers(ends=False), Acting(), episodes=2, max_steps=50)
+    (said,) = caplog.messages
+    assert said.startswith("after 20 steps the evaluation still lacks 2 of 2 episodes")
+    assert "it ends at step 50" in said
 
 
 def test_a_stop_is_seen_between_steps():

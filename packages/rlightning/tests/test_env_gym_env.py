@@ -172,6 +172,25 @@ def test_what_cannot_be_made_is_a_configuration_error(changes, message):
         GymEnv(config(**changes))
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ModuleNotFoundError("No module named 'jax'"), "cannot be made: No module named 'jax'"),
+        (gym.error.DependencyNotInstalled("pip install x"), "cannot be made: pip install x"),
+    ],
+)
+def test_a_package_that_an_environment_lacks_is_a_configuration_error(error, message):
+    def maker(**kwargs):
+        raise error
+
+    gym.register("test-env/Lacking-v0", entry_point=maker)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            GymEnv(config("test-env/Lacking-v0"))
+    finally:
+        del gym.registry["test-env/Lacking-v0"]
+
+
 def test_extras_choose_vectorization_and_wrappers():
     env = GymEnv(config("CartPole-v1", num_envs=2, vectorization="native", max_episode_steps=5))
     assert type(env.env.env).__name__ == "CartPoleVectorEnv"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlightning.types import to_numpy
+from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,11 @@ __all__ = [
 
 LONGEST_EVALUATION_STEPS = 100_000
 """Steps after which an evaluation ends where the configuration sets no limit."""
+
+SAID_AFTER_STEPS = 20_000
+"""Steps after which an evaluation says that it goes on, and for how long at most."""
+
+_log = get_logger("engine.evaluation")
 
 
 class EpisodeTally:
@@ -147,9 +153,16 @@ def evaluate_episodes(
     tally = EpisodeTally(len(tasks), episodes, tasks.tolist())
     limit = LONGEST_EVALUATION_STEPS if max_steps == -1 else max_steps
     with policy_group.memory_kept(empty=True):
-        for _ in range(limit):
+        for step in range(limit):
             if tally.unfinished == 0:
                 break
+            if step == SAID_AFTER_STEPS:
+                _log.warning(
+                    "after %d steps the evaluation still lacks %d of %d episodes; it ends at step "
+                    "%d. A limit of the environment's own is env.max_episode_steps, one of the "
+                    "evaluation train.max_eval_rollout_steps",
+                    *(step, tally.unfinished, episodes, limit),
+                )
             check_stop()
             responses = policy_group.rollout_batch(env_rets, deterministic=True)
             env_rets, _ = env_group.step(responses)

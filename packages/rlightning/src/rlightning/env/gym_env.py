@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 from pydantic import Field
 
@@ -86,7 +87,7 @@ class GymEnv(BaseEnv):
                 wrappers=[*extras.wrappers, *([self._tap_frames] if extras.keep_frames else [])],
                 workers=workers,
             )
-        except (plugrl_envs.PlugrlEnvsError, ValueError, TypeError) as error:
+        except _CANNOT_BE_MADE as error:
             raise ConfigError(f"env {config.name!r} cannot be made: {error}") from error
 
     def get_observation_space(self) -> Any:
@@ -169,6 +170,13 @@ class GymEnv(BaseEnv):
         self.env.close()
 
 
+_CANNOT_BE_MADE = (
+    plugrl_envs.PlugrlEnvsError,
+    gym.error.Error,
+    ImportError,  # of a package that the environment needs
+    ValueError,
+    TypeError,
+)
 _ROW_ERRORS = (plugrl_envs.InvalidActionError, plugrl_envs.EnvWorkerError)
 
 
