@@ -6,7 +6,7 @@ All work on whole batches of rows. They know nothing of servers.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,18 @@ import numpy.typing as npt
 
 from plugrl_envs import ActionBorder, EpisodeStatistics
 
-__all__ = ["ActionBorderWrapper", "TimeLimitWrapper", "VectorEpisodeStatsWrapper", "reset_rows"]
+if TYPE_CHECKING:
+    VectorWrapper = gym.vector.VectorWrapper[Any, Any, Any, Any, Any]
+else:  # before Gymnasium 1.4 the class took no parameters
+    VectorWrapper = gym.vector.VectorWrapper
+
+__all__ = [
+    "ActionBorderWrapper",
+    "TimeLimitWrapper",
+    "VectorEpisodeStatsWrapper",
+    "VectorWrapper",
+    "reset_rows",
+]
 
 StepResult = tuple[Any, Any, Any, Any, dict[str, Any]]
 VectorEnv = gym.vector.VectorEnv[Any, Any, Any]
@@ -28,7 +39,7 @@ def reset_rows(options: dict[str, Any] | None) -> Any:
     return slice(None) if indices is None else np.asarray(indices, dtype=np.int64)
 
 
-class ActionBorderWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class ActionBorderWrapper(VectorWrapper):
     """Hands an environment only actions of its space: clipped, of its dtype, never NaN.
 
     Args:
@@ -48,7 +59,7 @@ class ActionBorderWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         return self.env.step(self._border.convert(actions))
 
 
-class TimeLimitWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class TimeLimitWrapper(VectorWrapper):
     """Truncates the episodes of rows that the caller resets.
 
     Args:
@@ -81,7 +92,7 @@ class TimeLimitWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
         return observation, rewards, terminated, truncated | (late & ~terminated), info
 
 
-class VectorEpisodeStatsWrapper(gym.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class VectorEpisodeStatsWrapper(VectorWrapper):
     """Adds ``info["episode"]`` on steps that end episodes.
 
     It holds arrays of all rows, meaningful where ``mask`` is set: ``r`` (return, float64), ``l``

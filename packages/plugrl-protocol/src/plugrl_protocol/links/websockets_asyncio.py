@@ -128,7 +128,7 @@ class _Connection(ServerConnection):
                 break  # not masked
             if length > 125:
                 start += 2 if length == 126 else 8
-                length = int.from_bytes(data[position + 2 : start - 4])
+                length = int.from_bytes(data[position + 2 : start - 4], "big")
             end = start + length
             if end > size or length > most:
                 break
