@@ -225,3 +225,24 @@ def test_a_served_policy_learns_and_comes_back(pretend_cuda, tmp_path, uid, sepa
     assert not any(parameter.is_cuda for parameter in here.policy.parameters())
     here.infer(task.observe())
     assert here.global_step == config.global_steps
+
+
+# --- over the wire --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [("cartpole_ppo", ON_POLICY), ("pendulum_sac", OFF_POLICY)],
+    ids=["PPO", "SAC"],
+)
+def test_three_ways_end_with_the_same_weights(
+    pretend_cuda, bridge, tmp_path, monkeypatch, name, overrides
+):
+    overrides = [*overrides, "train.seed=0", "env.num_envs=1"]
+    with pretend_cuda():
+        here = bridge.train_in_process(name, tmp_path / "a", *overrides)
+        remotely = bridge.train_remotely(name, tmp_path / "b", monkeypatch, *overrides)
+        served = bridge.train_served(name, tmp_path / "c", *overrides)
+    bridge.assert_same_weights(here, remotely)
+    bridge.assert_same_weights(here, served)
