@@ -132,7 +132,6 @@ def run_block(block, namespace, folder, name):
             stem = pathlib.Path(block.argument).stem
             sys.modules.pop(stem, None)
             importlib.invalidate_caches()
-            importlib.invalidate_caches()
             namespace.update(vars(importlib.import_module(stem)), __name__="page")
         elif block.directive != "skip":
             exec(code, namespace)

@@ -121,3 +121,11 @@ def test_outside_the_main_thread_signals_are_left_alone():
     thread.start()
     thread.join(10)
     assert seen == [before]
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path):
+    (tmp_path / "p" / "exp" / "run.log").mkdir(parents=True)
+    with pytest.raises(
+        RunDirectoryError, match=r"p/exp cannot be made, or not be written to: .*log"
+    ):
+        open_run(configuration(tmp_path))

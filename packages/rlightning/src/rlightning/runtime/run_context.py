@@ -85,15 +85,17 @@ def open_run(
     changed = _take_over(config, resume_from) if resume_from is not None else []
     if config.train.seed is None:
         config.train.seed = secrets.randbelow(2**31)
-    if resume_from is None and config.train.save_dir is None:
-        _set_aside(run_dir / _CHECKPOINTS)
+    try:
+        if resume_from is None and config.train.save_dir is None:
+            _set_aside(run_dir / _CHECKPOINTS)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        setup_logger(config.log, run_dir=run_dir)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {run_dir} cannot be made, or not be written to: {error}"
+        ) from error
     checkpoint_dir = pathlib.Path(config.train.save_dir or run_dir / _CHECKPOINTS)
     config.train.save_dir = str(checkpoint_dir)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunDirectoryError(f"the run directory {run_dir} cannot be made: {error}") from error
-    setup_logger(config.log, run_dir=run_dir)
     if config.train.torch_threads is not None:
         torch.set_num_threads(config.train.torch_threads)
     seed_everything(config.train.seed)
