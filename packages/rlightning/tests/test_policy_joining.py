@@ -132,15 +132,16 @@ def test_answers_are_split_to_their_workers():
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        (torch.zeros(2), r"shape \(2,\)"),
-        (torch.zeros(()), r"shape \(\)"),
-        (3.0, "a float"),
-        ({"deep": np.zeros(4)}, r"shape \(4,\)"),
+        (torch.zeros(2), r"has shape \(2,\)"),
+        (torch.zeros(()), r"has shape \(\)"),
+        (3.0, "is of type float"),
+        ([1, 0, 1], "is of type list"),
+        ({"deep": np.zeros(4)}, r"has shape \(4,\)"),
     ],
 )
 @pytest.mark.parametrize("rets", [[one("a-0", 1), many("b-1", 2, 3)], [many("a-0", 1, 2, 3)]])
 def test_an_answer_without_one_entry_per_row_is_refused(value, found, rets):
-    with pytest.raises(ContractError, match=rf"'value' is {found}.*\[3, \.\.\.\]"):
+    with pytest.raises(ContractError, match=rf"'value' {found}.*\[3, \.\.\.\]"):
         split_rows(PolicyResponse("x", value=value), rets)
 
 

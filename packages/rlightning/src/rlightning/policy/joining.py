@@ -95,10 +95,11 @@ def _check_rows(name: str, value: Any, total: int) -> None:
     def check(leaf: Any) -> Any:
         shape = getattr(leaf, "shape", None)
         if leaf is not None and (not shape or shape[0] != total):
-            found = f"shape {tuple(shape)}" if shape is not None else f"a {type(leaf).__name__}"
+            kind = type(value if isinstance(value, list) else leaf).__name__
+            found = f"has shape {tuple(shape)}" if shape is not None else f"is of type {kind}"
             raise ContractError(
-                f"the response field {name!r} is {found}; a policy with batched_rollout = True "
-                f"answers one entry per row, here [{total}, ...]"
+                f"the response field {name!r} {found}; a policy with batched_rollout = True "
+                f"answers a tensor or array with one entry per row, here [{total}, ...]"
             )
         return leaf
 
