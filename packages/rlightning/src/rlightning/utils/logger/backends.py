@@ -1,30 +1,21 @@
-"""Where metrics go besides the files: the table of backends, each loaded when asked for.
+"""Where metrics go besides the files: one class per service; its package is imported when opened.
 
-Knows nothing about what is measured.
+A service is a few lines, so they share this file. Knows nothing about what is measured. The x-axis
+is `env_step`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlightning.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 __all__ = ["BACKENDS", "Backend", "BackendOptions", "open_backend"]
-
-BACKENDS = {
-    "tensorboard": "rlightning.utils.logger.tensorboard_backend",
-    "wandb": "rlightning.utils.logger.wandb_backend",
-    "swanlab": "rlightning.utils.logger.swanlab_backend",
-    "trackio": "rlightning.utils.logger.trackio_backend",
-    "mlflow": "rlightning.utils.logger.mlflow_backend",
-}
-"""Backend name to the module whose ``open_backend(options)`` opens it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +44,119 @@ class Backend(Protocol):
         """Write what is pending and let go of everything."""
 
 
+class TensorBoardBackend:
+    """Scalars in ``<run_dir>/tensorboard``, flushed with every row: a kill loses nothing."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from torch.utils.tensorboard import FileWriter
+
+        self._writer = FileWriter(str(options.run_dir / "tensorboard"))
+        self._summary = Summary
+
+    def write(
+        self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
+    ) -> None:
+        """Record `values` at `env_step`."""
+        # One event for all: each is handed to a thread, which costs as much as a step of training.
+        summary, scalar = self._summary, self._summary.Value
+        row = summary(value=[scalar(tag=key, simple_value=value) for key, value in values.items()])
+        self._writer.add_summary(row, global_step=env_step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class SwanLabBackend:
+    """One SwanLab experiment, offline unless asked."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._run = self._start(options)
+
+    def _start(self, options: BackendOptions) -> Any:
+        import swanlab
+
+        where = {"project": options.project, "experiment_name": options.name}
+        folder = str(options.run_dir / "swanlab")
+        return swanlab.init(**where, logdir=folder, mode=options.mode or "offline")
+
+    def write(
+        self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
+    ) -> None:
+        """Record `values` at `env_step`."""
+        self._run.log(dict(values), step=env_step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class TrackioBackend(SwanLabBackend):
+    """One run in Trackio's local store."""
+
+    def _start(self, options: BackendOptions) -> Any:
+        import trackio
+
+        return trackio.init(project=options.project, name=options.name)
+
+    def write(
+        self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
+    ) -> None:
+        """Record `values` and the other axes at `env_step`."""
+        self._run.log({**values, "epoch": epoch, "wall_s": wall_s}, step=env_step)
+
+
+class WandbBackend(SwanLabBackend):
+    """One run of Weights & Biases, offline unless asked."""
+
+    def _start(self, options: BackendOptions) -> Any:
+        import wandb
+
+        where = {"project": options.project, "name": options.name, "dir": str(options.run_dir)}
+        run = wandb.init(**where, mode=options.mode or "offline")
+        run.define_metric("env_step")
+        run.define_metric("*", step_metric="env_step")
+        return run
+
+    def write(
+        self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
+    ) -> None:
+        """Record `values` with all three axes beside them."""
+        self._run.log({**values, "env_step": env_step, "epoch": epoch, "wall_s": wall_s})
+
+
+class MlflowBackend:
+    """One MLflow run, wherever its tracking URI points."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_experiment(options.project)
+        self._run_id = mlflow.start_run(run_name=options.name).info.run_id
+
+    def write(
+        self, values: Mapping[str, float], *, env_step: int, epoch: int, wall_s: float
+    ) -> None:
+        """Record `values` at `env_step`."""
+        self._mlflow.log_metrics(dict(values), step=env_step, run_id=self._run_id)
+
+    def close(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()
+
+
+BACKENDS: dict[str, Callable[[BackendOptions], Backend]] = {
+    "tensorboard": TensorBoardBackend,
+    "wandb": WandbBackend,
+    "swanlab": SwanLabBackend,
+    "trackio": TrackioBackend,
+    "mlflow": MlflowBackend,
+}
+
+
 def open_backend(name: str, options: BackendOptions) -> Backend:
     """Open the backend called `name`.
 
@@ -64,12 +168,10 @@ def open_backend(name: str, options: BackendOptions) -> Backend:
     if name not in BACKENDS:
         hint = did_you_mean(name, BACKENDS)
         raise ConfigError(f"{name!r} is not a metrics backend.{hint} Known: {', '.join(BACKENDS)}.")
-    module = importlib.import_module(BACKENDS[name])
     try:
-        backend: Backend = module.open_backend(options)
+        return BACKENDS[name](options)
     except ModuleNotFoundError as error:
         raise ImportError(
             f"the metrics backend {name!r} needs the package {error.name!r}: "
             f"pip install 'rlightning[{name}]'"
         ) from error
-    return backend
