@@ -130,7 +130,18 @@ def test_what_cannot_be_meant_ends_with_2(command, complaint, capsys):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--num-envs 0", "--runner.fps 0", "--runner.seed -1", "--no-such-flag 1"]
+    "flags",
+    [
+        "--num-envs 0",
+        "--runner.fps 0",
+        "--runner.fps nan",
+        "--runner.seed -1",
+        "--server-port 0",
+        "--server-port 65536",
+        "--give-up-after -1",
+        "--give-up-after nan",
+        "--no-such-flag 1",
+    ],
 )
 def test_a_flag_that_cannot_be_meant_ends_with_2(flags, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -133,10 +133,14 @@ class Args:
         """Refuse numbers that cannot be meant.
 
         Raises:
-            UsageError: a number below 1.
+            UsageError: a number below 1, no port, or a negative time.
         """
         for name in ("num_envs", "num_procs", "num_episodes"):
             _at_least_one(getattr(self, name), f"--{name.replace('_', '-')}")
+        if not 1 <= self.server_port <= 65535:
+            raise UsageError(f"--server-port is {self.server_port}; expected 1 to 65535")
+        if self.give_up_after is not None and not self.give_up_after >= 0:
+            raise UsageError(f"--give-up-after is {self.give_up_after}; expected at least 0")
 
     @property
     def key(self) -> str | None:

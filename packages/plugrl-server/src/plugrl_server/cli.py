@@ -6,32 +6,35 @@ has been understood.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from plugrl_server.algorithm.registration import ALGORITHMS
-from plugrl_server.cli_args import Choice, fail, read
+from plugrl_server.cli_args import PROGRAM, Args, Choice, fail, read
 from plugrl_server.common.logging_utils import configure_logging, get_logger
-from plugrl_server.errors import RunExistsError, ServerError
+from plugrl_server.errors import CannotListenError, ServerError
 from plugrl_server.policy.registration import POLICIES
+from rlightning.errors import USER_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from plugrl_server.algorithm.base_algorithm import BaseAlgorithm
     from plugrl_server.algorithm.recipe import Recipe
     from plugrl_server.cluster.places import Places
     from plugrl_server.common.checkpoint_manager import CheckpointManager
     from plugrl_server.common.metrics import MetricSink
-    from plugrl_server.server.websocket_agent_server import WebSocketAgentServer
+    from plugrl_server.server.websocket_agent_server import SocketConfig, WebSocketAgentServer
     from rlightning.config import MainConfig
     from rlightning.policy import PolicyGroup
 
-__all__ = ["build_server", "main", "recipe_of"]
+__all__ = ["build_server", "exit_on_known_error", "main", "recipe_of", "serve"]
 
 _log = get_logger("cli")
 
@@ -42,15 +45,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the command line without the program; None takes it from the process.
     """
-    choice = read(sys.argv[1:] if argv is None else argv)
-    if choice is None:
-        return
-    configure_logging(choice.args.log_level)
+    with exit_on_known_error(PROGRAM):
+        choice = read(sys.argv[1:] if argv is None else argv)
+        if choice is None:
+            return
+        configure_logging(choice.args.log_level)
+        serve(build_server(choice))
+
+
+@contextlib.contextmanager
+def exit_on_known_error(program: str) -> Iterator[None]:
+    """End the process with a message, instead of a traceback, for mistakes.
+
+    Raises:
+        SystemExit: 2 for what cannot be meant or done here, 130 for Ctrl-C before anything is
+            served.
+    """
     try:
-        server = build_server(choice)
-    except (RunExistsError, FileNotFoundError, ServerError) as error:
-        fail(str(error))
-    server.serve_forever()
+        yield
+    except (ServerError, FileNotFoundError, PermissionError, *USER_ERRORS) as error:
+        fail(str(error), program)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def serve(server: WebSocketAgentServer) -> None:
+    """Run a server until its end.
+
+    Raises:
+        SystemExit: with 1, the run failed; the log says why.
+    """
+    try:
+        server.serve_forever()
+    except BaseException as error:
+        if error is server.trainer.error:
+            raise SystemExit(1) from None
+        raise
 
 
 def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgentServer:
@@ -63,17 +93,22 @@ def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgent
     Raises:
         RunExistsError: the run exists, and neither ``--resume`` nor ``--overwrite`` was given.
         FileNotFoundError: there is nothing to resume.
+        CannotListenError: the address is taken, or none of this machine.
         ServerError: what was chosen does not fit together.
     """
     import plugrl_server
 
     args = choice.args
     _log.info("plugrl_server version: %s", plugrl_server.__version__)
+    _try_address(args)
     if args.serve_only is not None:
         return _build_serve_only(choice, places)
     run_dir = _run_directory(choice)
-    from plugrl_server.common.checkpoint_manager import CheckpointManager
+    from plugrl_server.common.checkpoint_manager import CheckpointManager, check_run_directory
 
+    check_run_directory(run_dir, overwrite=args.overwrite, resume=args.resume)
+    algorithm = _build_algorithm(choice, places)
+    # What is overwritten is there until all else has been found right.
     checkpoints = CheckpointManager(
         run_dir,
         config=_plain_config(choice),
@@ -81,7 +116,6 @@ def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgent
         resume=args.resume,
         keep=args.keep,
     )
-    algorithm = _build_algorithm(choice, places)
     resumed = checkpoints.load_checkpoint() if args.resume else None
     sink = _open_metrics(choice, run_dir, resumed_at=None if resumed is None else resumed.step)
     server = _make_server(choice, algorithm, checkpoints, sink)
@@ -89,6 +123,16 @@ def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgent
         server.trainer.restore(resumed)
         _log.info("resumed at step %d", resumed.step)
     return server
+
+
+def _try_address(args: Args) -> None:
+    """Find out before a run begins whether it can be served; see `build_server`."""
+    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    try:
+        socket.create_server((args.host, args.port), family=family).close()
+    except OSError as error:
+        raise CannotListenError(args.host, args.port, error) from error
+    _socket_config(args).ssl_context()
 
 
 def recipe_of(choice: Choice) -> Recipe:
@@ -170,7 +214,7 @@ def _make_server(
     sink: MetricSink,
 ) -> WebSocketAgentServer:
     from plugrl_server.server.trainer import TrainerConfig
-    from plugrl_server.server.websocket_agent_server import SocketConfig, WebSocketAgentServer
+    from plugrl_server.server.websocket_agent_server import WebSocketAgentServer
 
     args = choice.args
     return WebSocketAgentServer(
@@ -189,13 +233,19 @@ def _make_server(
             batch_deadline_ms=args.batch_deadline_ms,
             inline_limit_ms=args.inline_limit_ms,
         ),
-        socket_config=SocketConfig(
-            api_key=args.api_key,
-            certificate=args.certificate,
-            private_key=args.private_key,
-            max_message_mb=args.max_message_mb,
-            library=args.library,
-        ),
+        socket_config=_socket_config(args),
+    )
+
+
+def _socket_config(args: Args) -> SocketConfig:
+    from plugrl_server.server.websocket_agent_server import SocketConfig
+
+    return SocketConfig(
+        api_key=args.api_key,
+        certificate=args.certificate,
+        private_key=args.private_key,
+        max_message_mb=args.max_message_mb,
+        library=args.library,
     )
 
 

@@ -8,12 +8,13 @@ import importlib
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import tyro
 
 from plugrl_protocol.console import reader_may_leave
 from plugrl_server.algorithm.registration import ALGORITHMS
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges, check_ranges
 from plugrl_server.common.registry import load_entry_points
 from plugrl_server.errors import UsageError
 from plugrl_server.policy.registration import POLICIES
@@ -50,6 +51,19 @@ class TrackArgs:
 @dataclasses.dataclass
 class Args:
     """A training server."""
+
+    _ranges: ClassVar[Ranges] = {
+        "port": (0, 65535),
+        "max_message_mb": (0.001, UNBOUNDED),
+        "exp_id": (0, UNBOUNDED),
+        "seed": (0, 2**32 - 1),
+        "mini_infer_batch_size": (1, UNBOUNDED),
+        "batch_deadline_ms": (0, FINITE),
+        "inline_limit_ms": (0, UNBOUNDED),
+        "feedback_wait_timeout": (0.001, FINITE),
+        "torch_threads": (0, UNBOUNDED),
+        "keep": (1, UNBOUNDED),
+    }
 
     track: TrackArgs = dataclasses.field(default_factory=TrackArgs)
     """Metrics."""
@@ -113,7 +127,7 @@ class Args:
 
         Raises:
             UsageError: an address that others reach without saying who may come; two ways to
-                start at once.
+                start at once; a number outside its range.
         """
         if self.api_key is None:
             self.api_key = os.environ.get("PLUGRL_API_KEY") or None
@@ -124,8 +138,7 @@ class Args:
             )
         if self.resume and self.overwrite:
             raise UsageError("--resume continues a run and --overwrite replaces it; give one")
-        if self.keep is not None and self.keep < 1:
-            raise UsageError(f"--keep is {self.keep}, expected at least 1")
+        check_ranges(self, "--")
 
 
 def is_loopback(host: str) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from plugrl_server import cli
-from plugrl_server.cli_args import Args, Choice, fail, read
+from plugrl_server.cli_args import Args, Choice, read
 from plugrl_server.common.logging_utils import configure_logging
-from plugrl_server.errors import RunExistsError, ServerError, UsageError
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges
+from plugrl_server.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,15 @@ PROGRAM = "plugrl-run-server-ray"
 @dataclasses.dataclass
 class RayArgs(Args):
     """A training server whose workers are on Ray."""
+
+    _ranges: ClassVar[Ranges] = {
+        "num_infer_workers": (1, UNBOUNDED),
+        "num_ddp_workers": (1, UNBOUNDED),
+        "infer_gpu": (0, FINITE),
+        "num_ddp_gpus": (0, UNBOUNDED),
+        "master_port": (0, 65535),
+        "max_restarts": (0, UNBOUNDED),
+    }
 
     inline_limit_ms: float = 0.0
     """Only 0: the event loop never waits for a worker."""
@@ -61,13 +71,6 @@ class RayArgs(Args):
                 f"--inline-limit-ms is {self.inline_limit_ms:g}; on Ray only 0 is possible: a "
                 "worker that is started again would hold up the event loop"
             )
-        least = {"num_infer_workers": 1, "num_ddp_workers": 1, "max_restarts": 0}
-        for name, limit in {**least, "infer_gpu": 0, "num_ddp_gpus": 0}.items():
-            value = getattr(self, name)
-            if value is not None and value < limit:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is {value}, expected at least {limit}"
-                )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,18 +79,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the command line without the program; None takes it from the process.
     """
-    choice = read(sys.argv[1:] if argv is None else argv, RayArgs, PROGRAM)
-    if choice is None:
-        return
-    configure_logging(choice.args.log_level)
-    from plugrl_server.cluster.places import open_places
+    with cli.exit_on_known_error(PROGRAM):
+        choice = read(sys.argv[1:] if argv is None else argv, RayArgs, PROGRAM)
+        if choice is None:
+            return
+        configure_logging(choice.args.log_level)
+        from plugrl_server.cluster.places import open_places
 
-    try:
         with open_places(places_config(choice)) as places:
-            server = cli.build_server(choice, places)
-            server.serve_forever()
-    except (RunExistsError, FileNotFoundError, ServerError) as error:
-        fail(str(error), PROGRAM)
+            cli.serve(cli.build_server(choice, places))
 
 
 def places_config(choice: Choice) -> PlacesConfig:

@@ -7,6 +7,7 @@
     ├── PolicyContractError (ValueError)  a policy or an algorithm broke the contract of the guide
     ├── MissingExtraError (ImportError)   an optional dependency is not installed
     ├── UsageError (ValueError)           a command line that cannot be meant
+    ├── CannotListenError (OSError)       the address is taken, or is none of this machine
     └── RunExistsError (FileExistsError)  the run's directory holds an earlier run
 
 Registries raise plain ``KeyError`` and ``TypeError``, as the guide for policies expects. Knows
@@ -15,9 +16,11 @@ nothing about torch or sockets.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 __all__ = [
+    "CannotListenError",
     "MissingExtraError",
     "ObservationError",
     "PolicyContractError",
@@ -76,6 +79,19 @@ class MissingExtraError(ServerError, ImportError):
 
 class UsageError(ServerError, ValueError):
     """A command line that cannot be meant; the program ends with exit code 2."""
+
+
+class CannotListenError(ServerError, OSError):
+    """Nobody can be served at an address."""
+
+    def __init__(self, host: str, port: int, reason: Exception) -> None:
+        super().__init__(host, port, reason)
+        self.host, self.port, self.reason = host, port, reason
+
+    def __str__(self) -> str:
+        taken = getattr(self.reason, "errno", None) == errno.EADDRINUSE
+        hint = ". Choose another --port; 0 takes a free one" if taken else ""
+        return f"cannot listen on {self.host} port {self.port}: {self.reason}{hint}"
 
 
 class RunExistsError(ServerError, FileExistsError):

@@ -19,6 +19,7 @@ from plugrl_protocol.messages import split_info
 from plugrl_server.algorithm.ranks import Ranks
 from plugrl_server.common.checkpoint import Checkpoint
 from plugrl_server.common.metrics import MetricDict
+from plugrl_server.common.ranges import UNBOUNDED, Ranges, check_ranges
 from plugrl_server.common.trees import take
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import (
@@ -54,8 +55,14 @@ _FIRST_NODE = (-1, "")
 class BaseAlgoConfig:
     """What every algorithm's configuration has; a field of a subclass is an ``--algo.`` flag."""
 
+    _ranges: ClassVar[Ranges] = {"global_steps": (1, UNBOUNDED)}
+
     global_steps: int | None = None
     """Length of the run in environment steps; None leaves it to the algorithm."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant; see `check_ranges`."""
+        check_ranges(self, "--algo.")
 
 
 class Sampled:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
+    "check_run_directory",
     "get_latest_checkpoint_step",
     "load_checkpoint_from_path",
 ]
@@ -61,11 +62,8 @@ class CheckpointManager:
         self.checkpoint_dir = pathlib.Path(checkpoint_dir)
         self._config = config
         self._keep = keep
-        if resume:
-            self.latest_step()
-        elif self.checkpoint_dir.is_dir() and any(self.checkpoint_dir.iterdir()):
-            if not overwrite:
-                raise RunExistsError(self.checkpoint_dir)
+        check_run_directory(self.checkpoint_dir, overwrite=overwrite, resume=resume)
+        if overwrite and self.checkpoint_dir.is_dir():
             shutil.rmtree(self.checkpoint_dir)
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
 
@@ -75,13 +73,7 @@ class CheckpointManager:
         Raises:
             FileNotFoundError: there is none.
         """
-        step = get_latest_checkpoint_step(self.checkpoint_dir)
-        if step is None:
-            raise FileNotFoundError(
-                f"there is no checkpoint in {self.checkpoint_dir} to resume from; start without "
-                "--resume, or give the --exp-name, --checkpoint-base-dir and names of the run"
-            )
-        return step
+        return _latest_step(self.checkpoint_dir)
 
     def has_step(self, step: int) -> bool:
         """Whether there is a whole checkpoint of a step."""
@@ -144,6 +136,29 @@ class CheckpointManager:
         steps = _steps(self.checkpoint_dir)
         for step in steps[: max(0, len(steps) - self._keep)]:
             remove_checkpoint(self.checkpoint_dir / str(step))
+
+
+def check_run_directory(directory: pathlib.Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a directory in which a run cannot begin, or not go on.
+
+    Raises:
+        RunExistsError: there is an earlier run, and neither was asked for.
+        FileNotFoundError: there is nothing to resume.
+    """
+    if resume:
+        _latest_step(directory)
+    elif directory.is_dir() and any(directory.iterdir()) and not overwrite:
+        raise RunExistsError(directory)
+
+
+def _latest_step(directory: pathlib.Path) -> int:
+    step = get_latest_checkpoint_step(directory)
+    if step is None:
+        raise FileNotFoundError(
+            f"there is no checkpoint in {directory} to resume from; start without --resume, or "
+            "give the --exp-name, --checkpoint-base-dir and names of the run"
+        )
+    return step
 
 
 def _write_model(policy_file: pathlib.Path, model: dict[str, Any] | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
+from plugrl_server.common.ranges import UNBOUNDED, Ranges
 from plugrl_server.policy.torch_config import BaseTorchPolicyConfig
 
 __all__ = ["ActorCriticPolicyConfig"]
@@ -12,6 +14,12 @@ __all__ = ["ActorCriticPolicyConfig"]
 @dataclasses.dataclass
 class ActorCriticPolicyConfig(BaseTorchPolicyConfig):
     """A policy and a value function on state vectors."""
+
+    _ranges: ClassVar[Ranges] = {
+        "obs_dim": (1, UNBOUNDED),
+        "hidden_dims": (1, UNBOUNDED),
+        "obs_clip": (0, UNBOUNDED),
+    }
 
     obs_dim: int = 17
     """Width of the state vector."""

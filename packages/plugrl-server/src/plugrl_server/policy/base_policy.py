@@ -12,6 +12,7 @@ from typing import Any
 
 import tyro  # noqa: TC002  # the command line reads the annotations
 
+from plugrl_server.common.ranges import check_ranges
 from plugrl_server.policy.state import NumpyState, PolicyRuntimeState
 
 __all__ = ["BasePolicy", "BasePolicyConfig", "PolicyRuntimeState"]
@@ -23,6 +24,10 @@ class BasePolicyConfig:
 
     algo: tyro.conf.Suppress[str] = "unknown"
     """UID of the chosen algorithm; written by the command line."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that cannot be meant; see `check_ranges`."""
+        check_ranges(self, "--policy.")
 
 
 class BasePolicy(ABC):

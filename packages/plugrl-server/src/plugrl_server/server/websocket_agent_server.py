@@ -19,10 +19,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from plugrl_protocol.endpoint import Endpoint, EndpointConfig
-from plugrl_protocol.errors import CLOSE_INTERNAL_ERROR, CLOSE_SHUTDOWN, CLOSE_STOP
+from plugrl_protocol.errors import (
+    CLOSE_INTERNAL_ERROR,
+    CLOSE_SHUTDOWN,
+    CLOSE_STOP,
+    MisuseError,
+)
 from plugrl_protocol.links import ServerOptions
 from plugrl_protocol.server_session import SessionConfig
 from plugrl_server.common.metrics import MetricSink, NoOpMetricSink
+from plugrl_server.errors import CannotListenError, UsageError
 from plugrl_server.server.display import Display
 from plugrl_server.server.metadata import build_server_metadata
 from plugrl_server.server.runtime_metrics import MetricReporter
@@ -73,11 +79,17 @@ class SocketConfig:
     """What carries the frames; ``picows`` needs ``plugrl-protocol[fast]``."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Load the certificate."""
+        """Load the certificate; raises `UsageError` where it cannot be used."""
         if self.certificate is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, self.private_key)
+        try:
+            context.load_cert_chain(self.certificate, self.private_key)
+        except OSError as error:  # that of ssl is one
+            files = f"--certificate {self.certificate}"
+            if self.private_key is not None:
+                files += f" with --private-key {self.private_key}"
+            raise UsageError(f"{files} cannot be used: {error}") from error
         return context
 
 
@@ -118,14 +130,14 @@ class WebSocketAgentServer:
         algorithm: BaseAlgorithm,
         checkpoint_manager: CheckpointManager | None = None,
         metric_sink: MetricSink | None = None,
-        *,
         mini_infer_batch_size: int | None = None,
-        show_metric_table: bool = True,
-        show_progress_bar: bool = True,
+        show_metric_table: bool = True,  # noqa: FBT001, FBT002
+        show_progress_bar: bool = True,  # noqa: FBT001, FBT002
         host: str = "127.0.0.1",
         port: int = 8000,
         metadata: dict[str, Any] | None = None,
         feedback_wait_timeout: float = FEEDBACK_WAIT_TIMEOUT,
+        *,
         trainer_config: TrainerConfig | None = None,
         socket_config: SocketConfig | None = None,
         on_listening: Callable[[WebSocketAgentServer], None] = lambda server: None,
@@ -162,7 +174,8 @@ class WebSocketAgentServer:
         """Run until the end.
 
         Raises:
-            OSError: the port is taken.
+            CannotListenError: the port is taken, or the host is none of this machine.
+            UsageError: the certificate cannot be used.
             BaseException: what made learning or acting fail.
         """
         state = self._state = _State(asyncio.get_running_loop())
@@ -171,8 +184,22 @@ class WebSocketAgentServer:
         # What exists now stays: the collector need not walk it again during a round trip.
         gc.collect()
         gc.freeze()
+        try:
+            ending = await self._serve(state)
+        finally:
+            self._display.close()
+            self._sink.close()
+        _log.info("stopped: %s", ending.value)
+        if self.trainer.error is not None:
+            raise self.trainer.error
+        return ending
+
+    async def _serve(self, state: _State) -> Ending:
         endpoint = self._make_endpoint()
-        await endpoint.start()
+        try:
+            await endpoint.start()
+        except (OSError, MisuseError) as error:
+            raise CannotListenError(self.host, self.port, error) from error
         self.port = endpoint.port
         self.trainer.start(state.loop)
         with self._signal_handlers(state.loop):
@@ -184,11 +211,6 @@ class WebSocketAgentServer:
         ending = state.ending or Ending.FAILED
         await endpoint.stop(_CLOSES[ending])
         await state.loop.run_in_executor(None, self.trainer.join, _JOIN_TIMEOUT_S)
-        self._display.close()
-        self._sink.close()
-        _log.info("stopped: %s", ending.value)
-        if self.trainer.error is not None:
-            raise self.trainer.error
         return ending
 
     def request_stop(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig
 from plugrl_server.algorithm.registration import register_algo_config
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges
 
 __all__ = ["DummyAlgoConfig"]
 
@@ -14,6 +16,12 @@ __all__ = ["DummyAlgoConfig"]
 @dataclasses.dataclass
 class DummyAlgoConfig(BaseAlgoConfig):
     """Sleeps instead of computing."""
+
+    _ranges: ClassVar[Ranges] = {
+        "fake_inference_duration_sec": (0, FINITE),
+        "fake_learn_duration_sec": (0, FINITE),
+        "fake_learn_freq": (1, UNBOUNDED),
+    }
 
     global_steps: int | None = 300
     """Length of the run in environment steps; None never ends."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig
 from plugrl_server.algorithm.registration import register_algo_config
+from plugrl_server.common.ranges import UNBOUNDED, Ranges
 
 __all__ = ["EvalConfig"]
 
@@ -14,6 +16,10 @@ __all__ = ["EvalConfig"]
 @dataclasses.dataclass
 class EvalConfig(BaseAlgoConfig):
     """Runs a policy without learning."""
+
+    _ranges: ClassVar[Ranges] = {
+        "num_episodes": (1, UNBOUNDED),
+    }
 
     policy_checkpoint_path: str | None = None
     """A checkpoint's directory, or a run's; None evaluates the policy as it is constructed."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig
 from plugrl_server.algorithm.registration import register_algo_config
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges
 
 __all__ = ["PPOConfig", "PPOSquareConfig"]
 
@@ -14,6 +16,28 @@ __all__ = ["PPOConfig", "PPOSquareConfig"]
 @dataclasses.dataclass
 class PPOConfig(BaseAlgoConfig):
     """Proximal policy optimisation."""
+
+    _ranges: ClassVar[Ranges] = {
+        "learning_rate": (0, FINITE),
+        "critic_learning_rate": (0, FINITE),
+        "adam_eps": (0, FINITE),
+        "buffer_size": (1, UNBOUNDED),
+        "batch_size": (1, UNBOUNDED),
+        "update_epochs": (1, UNBOUNDED),
+        "gamma": (0, 1),
+        "gae_lambda": (0, 1),
+        "train_itrs": (1, UNBOUNDED),
+        "clip_coef": (0, UNBOUNDED),
+        "ent_coef": (-FINITE, FINITE),
+        "vf_coef": (0, FINITE),
+        "max_grad_norm": (0, UNBOUNDED),
+        "target_kl": (0, UNBOUNDED),
+        "reward_clip": (0, UNBOUNDED),
+        "reward_scaling_gamma": (0, 1),
+        "n_critic_warmup_itrs": (0, UNBOUNDED),
+        "save_interval": (1, UNBOUNDED),
+        "max_staleness": (0, UNBOUNDED),
+    }
 
     global_steps: int | None = None
     """Length of the run in environment steps; None: until `train_itrs` learn steps are done."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 from plugrl_server.algorithm.base_algorithm import BaseAlgoConfig
 from plugrl_server.algorithm.registration import register_algo_config
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges
 
 __all__ = ["SACConfig"]
 
@@ -14,6 +16,21 @@ __all__ = ["SACConfig"]
 @dataclasses.dataclass
 class SACConfig(BaseAlgoConfig):
     """Soft actor-critic."""
+
+    _ranges: ClassVar[Ranges] = {
+        "buffer_size": (1, UNBOUNDED),
+        "gamma": (0, 1),
+        "tau": (0, 1),
+        "batch_size": (1, UNBOUNDED),
+        "learning_starts": (0, UNBOUNDED),
+        "update_every": (1, UNBOUNDED),
+        "update_to_data_ratio": (0, FINITE),
+        "policy_lr": (0, FINITE),
+        "q_lr": (0, FINITE),
+        "policy_frequency": (1, UNBOUNDED),
+        "target_network_frequency": (1, UNBOUNDED),
+        "save_interval": (1, UNBOUNDED),
+    }
 
     global_steps: int | None = 1_000_000
     """Length of the run in environment steps; None never ends."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
+from plugrl_server.common.ranges import FINITE, UNBOUNDED, Ranges
 from plugrl_server.policy.registration import register_policy_config
 from plugrl_server.policy.torch_config import BaseTorchPolicyConfig
 
@@ -14,6 +16,15 @@ __all__ = ["SACPolicyConfig"]
 @dataclasses.dataclass
 class SACPolicyConfig(BaseTorchPolicyConfig):
     """A squashed Gaussian and two action-value networks."""
+
+    _ranges: ClassVar[Ranges] = {
+        "state_dim": (1, UNBOUNDED),
+        "action_dim": (1, UNBOUNDED),
+        "action_high": (-FINITE, FINITE),
+        "action_low": (-FINITE, FINITE),
+        "alpha": (1e-12, FINITE),
+        "hidden_dims": (1, UNBOUNDED),
+    }
 
     state_dim: int = 11
     """Width of the state vector."""
