@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 PACKAGES := plugrl-protocol plugrl-envs plugrl-env-client rlightning plugrl-server
 SOURCES := $(PACKAGES:%=packages/%/src)
+# These run beside simulators, which may have an older Python than the trainer.
+CLIENT_SOURCES := $(filter packages/plugrl-protocol/% packages/plugrl-env%,$(SOURCES))
 TOOLS := setuptools wheel hatchling editables pytest pytest-timeout pytest-cov pytest-xdist hypothesis psutil ruff mypy import-linter
 # With the simulator families that tests and examples run, and the peer that tests compare with.
 INSTALL := -e packages/plugrl-protocol[fast] -e packages/plugrl-envs[box2d,mujoco,atari,minatar] \
@@ -39,6 +41,7 @@ check: $(STAMP)   ## style, types, architecture, sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy --python-version 3.10 $(CLIENT_SOURCES)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/size_budget.py
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 
 import pytest
+import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DISTRIBUTIONS = (
@@ -82,7 +83,7 @@ def wheels(tmp_path_factory):
 def make_environment(wheels, tmp_path_factory):
     """Returns a fresh environment's python, with the wheels named installed and what they need."""
 
-    def make(interpreter, *names, no_deps=False):
+    def make(interpreter, *names, no_deps=False, constraints=()):
         folder = tmp_path_factory.mktemp("environment")
         run(interpreter, "-m", "venv", folder)
         python = folder / "bin" / "python"
@@ -96,7 +97,10 @@ def make_environment(wheels, tmp_path_factory):
             "--disable-pip-version-check",
             *options,
         ]
-        run(*install, "--find-links", wheels, *[find_wheel(wheels, name) for name in names])
+        limits = folder / "constraints.txt"
+        limits.write_text("".join(f"{line}\n" for line in constraints))
+        found = [find_wheel(wheels, name) for name in names]
+        run(*install, "--find-links", wheels, "--constraint", limits, *found)
         return python
 
     return make
@@ -105,6 +109,18 @@ def make_environment(wheels, tmp_path_factory):
 def find_wheel(wheels, name):
     (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")
     return wheel
+
+
+def lowest_versions(*names):
+    """Return what packages ask for at least, as ``name==version`` of what they do not bring."""
+    least = {}
+    for name in names:
+        text = (ROOT / "packages" / name / "pyproject.toml").read_text()
+        needed = tomllib.loads(text)["project"]["dependencies"]
+        for found in (re.match(r"([\w-]+)>=([\d.]+)", line) for line in needed):
+            if found:
+                least[found[1]] = found[2]
+    return [f"{name}=={version}" for name, version in least.items()]
 
 
 def installed(python):
@@ -152,13 +168,43 @@ def test_the_protocol_brings_three_packages_and_nothing_else(make_environment, v
     assert not loaded & {*HEAVY, "gymnasium", "pytest"}
 
 
+CLIENT_SIDE = ("plugrl-protocol", "plugrl-envs", "plugrl-env-client")
+A_ROLLOUT = """
+import numpy as np
+from plugrl_env_client.agent import WebSocketEnvClientAgent
+from plugrl_env_client.runner import rollout
+from plugrl_env_client.utils import make_vec
+from plugrl_protocol.testing import NotingApplication, serve_in_thread
+
+left = NotingApplication(lambda request: np.zeros((1, len(request.env_indices)), np.int64))
+with serve_in_thread(left) as server:
+    agent = WebSocketEnvClientAgent(server.url)
+    env = make_vec("classic-v1", 2)
+    print(rollout(env, agent, num_episodes=4, num_envs=2, seed=0).episodes)
+    agent.close()
+    env.close()
+"""
+
+
 @pytest.mark.parametrize("version", sorted(INTERPRETERS))
-def test_the_client_side_installs_and_imports_without_a_trainer(make_environment, version):
-    names = ("plugrl-protocol", "plugrl-envs", "plugrl-env-client")
-    python = make_environment(INTERPRETERS[version], *names)
+def test_the_client_side_installs_and_runs_without_a_trainer(make_environment, version):
+    python = make_environment(INTERPRETERS[version], *CLIENT_SIDE)
     assert not installed(python) & set(HEAVY)
     for package in ("plugrl_envs", "plugrl_env_client"):
         assert not loaded_by(python, import_all_but_optional(package)) & set(HEAVY)
+    assert run(python, "-c", A_ROLLOUT).split() == ["4"]
+
+
+def test_the_client_side_runs_on_the_lowest_versions_it_asks_for(make_environment):
+    """A simulator brings its own Gymnasium and numpy, often old ones."""
+    oldest = min(INTERPRETERS, key=SUPPORTED.index)
+    if SUPPORTED.index(oldest) > SUPPORTED.index("3.11"):
+        pytest.skip(f"the oldest Python here is {oldest}, newer than the lowest versions")
+    least = lowest_versions(*CLIENT_SIDE)
+    assert len(least) == 6
+    python = make_environment(INTERPRETERS[oldest], *CLIENT_SIDE, constraints=least)
+    assert run(python, "-c", A_ROLLOUT).split() == ["4"]
+    run(python.parent / "plugrl-run-env-client", "classic-v1", "--help")
 
 
 @pytest.fixture(scope="module")

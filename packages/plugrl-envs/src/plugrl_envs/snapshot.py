@@ -330,7 +330,8 @@ def _get_ale(ale: Any) -> np.ndarray[Any, Any]:
     frames after a restore. Both the run that goes on and the run that resumes pass through the same
     restore here, and so see the same frames.
     """
-    saved = np.frombuffer(ale.cloneState(include_rng=True).__getstate__(), dtype=np.uint8).copy()
+    state = ale.cloneState(include_rng=True).__getstate__()
+    saved: np.ndarray[Any, Any] = np.frombuffer(state, dtype=np.uint8).copy()
     _set_ale(ale, saved)
     return saved
 
