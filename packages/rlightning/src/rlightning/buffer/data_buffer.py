@@ -138,6 +138,9 @@ class DataBuffer:
         else:
             self._push(segment.take())
 
+    def _prepare(self, metas: Sequence[EnvMeta]) -> None:
+        """Make what a subclass keeps rows in; at the end of `init`."""
+
     def _gather(self, indices: Indices | None) -> dict[Path, torch.Tensor]:
         """Return the transitions at `indices`, or all where None."""
         return self.storage.gather(indices)
@@ -179,6 +182,7 @@ class DataBuffer:
         }
         self._unanswered = {}
         self._train_workers = train_worker_num
+        self._prepare(metas)
 
     def add_worker(self, env_id: str, meta: EnvMeta) -> None:
         """Prepare for a worker that joins after `init`."""
@@ -484,16 +488,22 @@ class DataBuffer:
             ValueError: the buffer is empty, or has not enough for a batch.
         """
         with self._lock:
-            self._refuse_if_empty()
-            size = self.size()
-            takes_all = self.sampler.takes_all(batch_size)
-            if not takes_all:
-                self._refuse_if_too_few(self._least(batch_size))
-            if takes_all and not shuffle and self._train_workers == 1:
-                batch = _batch(self._gather(None))
-                return [batch.clone() if self._keeps_sampled else batch]
-            indices = self.sampler.sample(batch_size, size, shuffle)
-            return [_batch(self._gather(part)) for part in self._divide(indices, drop_last)]
+            return self._sample(batch_size, shuffle=shuffle, drop_last=drop_last)
+
+    def _sample(
+        self, batch_size: int | None, *, shuffle: bool, drop_last: bool
+    ) -> list[TensorDict]:
+        """Do what `sample` says, with the lock held."""
+        self._refuse_if_empty()
+        size = self.size()
+        takes_all = self.sampler.takes_all(batch_size)
+        if not takes_all:
+            self._refuse_if_too_few(self._least(batch_size))
+        if takes_all and not shuffle and self._train_workers == 1:
+            batch = _batch(self._gather(None))
+            return [batch.clone() if self._keeps_sampled else batch]
+        indices = self.sampler.sample(batch_size, size, shuffle)
+        return [_batch(self._gather(part)) for part in self._divide(indices, drop_last)]
 
     def _divide(self, indices: Indices, drop_last: bool) -> list[Indices]:  # noqa: FBT001
         workers = self._train_workers

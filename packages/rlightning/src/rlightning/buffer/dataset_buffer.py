@@ -44,15 +44,9 @@ class DatasetBuffer(ReplayBuffer):
         min_size: int | None = Field(default=1, ge=1)
         """Transitions that there must be before the first batch, which may be larger."""
 
-    def init(
-        self,
-        env_meta_list: Sequence[EnvMeta] | None = None,
-        env_ids: Sequence[str] | None = None,
-        *,
-        train_worker_num: int = 1,
-    ) -> None:
-        """Prepare as `ReplayBuffer.init` does, and read the dataset."""
-        super().init(env_meta_list, env_ids, train_worker_num=train_worker_num)
+    def _prepare(self, metas: Sequence[EnvMeta]) -> None:
+        """Make the ring, and read the dataset into it."""
+        super()._prepare(metas)
         if self.options.dataset is None:
             raise ConfigError("buffer.dataset is not set; give the folder of a dataset")
         dataset = open_dataset(self.options.dataset, self.options.dataset_kind)
@@ -60,8 +54,7 @@ class DatasetBuffer(ReplayBuffer):
             raise ConfigError(
                 f"buffer.capacity is {self.config.capacity}; {dataset} needs {dataset.n_steps}"
             )
-        meta = (env_meta_list or [])[0]
-        for episode in Fit(dataset, meta.observation_space, meta.action_space):
+        for episode in Fit(dataset, metas[0].observation_space, metas[0].action_space):
             rows: dict[str, Any] = episode.transitions()
             if len(rows["action"]):
                 self.add_episode(rows)

@@ -58,15 +58,9 @@ class PriorReplayBuffer(ReplayBuffer):
                 "postprocess_fn"
             )
 
-    def init(
-        self,
-        env_meta_list: Sequence[EnvMeta] | None = None,
-        env_ids: Sequence[str] | None = None,
-        *,
-        train_worker_num: int = 1,
-    ) -> None:
-        """Prepare as `ReplayBuffer.init` does, and read the dataset."""
-        super().init(env_meta_list, env_ids, train_worker_num=train_worker_num)
+    def _prepare(self, metas: Sequence[EnvMeta]) -> None:
+        """Make the ring, and read the dataset."""
+        super()._prepare(metas)
         options = self.options
         if options.dataset is None:
             raise ConfigError("buffer.dataset is not set; give the folder of a dataset")
@@ -80,7 +74,7 @@ class PriorReplayBuffer(ReplayBuffer):
         seed = int(self.sampler.generator.integers(2**31))
         self.prior = DatasetBuffer(config, seed=seed)
         """The dataset."""
-        self.prior.init(env_meta_list, env_ids, train_worker_num=train_worker_num)
+        self.prior.init(metas, list(self._rows), train_worker_num=self._train_workers)
 
     def can_sample(self, batch_size: int) -> bool:
         """Return whether a learner should sample; only the collected share must be there."""
@@ -89,13 +83,10 @@ class PriorReplayBuffer(ReplayBuffer):
     def _share(self, batch_size: int) -> int:
         return int(batch_size * self.options.prior_fraction)
 
-    def sample(
-        self,
-        batch_size: int | None = None,
-        shuffle: bool = True,  # noqa: FBT001, FBT002  # the documented signature
-        drop_last: bool = True,  # noqa: FBT001, FBT002  # the documented signature
+    def _sample(
+        self, batch_size: int | None, *, shuffle: bool, drop_last: bool
     ) -> list[TensorDict]:
-        """Return one batch per train worker, each with its share of the dataset.
+        """Draw each share.
 
         Raises:
             ValueError: no batch size is given, or too little was collected.
@@ -103,13 +94,12 @@ class PriorReplayBuffer(ReplayBuffer):
         """
         if batch_size is None:
             raise ValueError("mixing with a dataset needs a batch size; set train.batch_size")
-        with self._lock:
-            share = self._share(batch_size)
-            collected = super().sample(batch_size - share, shuffle, drop_last)
-            if share == 0:
-                return collected
-            prior = self.prior.sample(share, shuffle, drop_last)
-            return [_interleave(*pair) for pair in zip(collected, prior, strict=True)]
+        share = self._share(batch_size)
+        collected = super()._sample(batch_size - share, shuffle=shuffle, drop_last=drop_last)
+        if share == 0:
+            return collected
+        prior = self.prior.sample(share, shuffle, drop_last)
+        return [_interleave(*pair) for pair in zip(collected, prior, strict=True)]
 
     def state_dict(self, *, include_data: bool | None = None) -> dict[str, Any]:
         """Return the state of what was collected, and of the draws from the dataset."""

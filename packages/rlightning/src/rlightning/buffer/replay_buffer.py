@@ -161,19 +161,12 @@ class ReplayBuffer(DataBuffer):
 
     # ---- collecting ----------------------------------------------------------------------------
 
-    def init(
-        self,
-        env_meta_list: Sequence[EnvMeta] | None = None,
-        env_ids: Sequence[str] | None = None,
-        *,
-        train_worker_num: int = 1,
-    ) -> None:
-        """Prepare for the environment workers that will add rows; see `DataBuffer.init`.
+    def _prepare(self, metas: Sequence[EnvMeta]) -> None:
+        """Make the ring.
 
         Raises:
             ConfigError: the capacity is smaller than one row of every environment.
         """
-        super().init(env_meta_list, env_ids, train_worker_num=train_worker_num)
         if self._by_segment:
             return
         capacity, options = self.config.capacity, self.options
@@ -190,8 +183,7 @@ class ReplayBuffer(DataBuffer):
             folder=_folder(options.memmap_dir),
         )
         self._streams = {
-            env_id: Stream(meta, self._ring)
-            for env_id, meta in zip(self._rows, env_meta_list or [], strict=True)
+            env_id: Stream(meta, self._ring) for env_id, meta in zip(self._rows, metas, strict=True)
         }
         if options.prioritized:
             self._priorities = Priorities(
@@ -311,23 +303,18 @@ class ReplayBuffer(DataBuffer):
         """Return whether environments should add `rows` rows now; see `RateLimiter`."""
         return self.limiter.can_insert(rows)
 
-    def sample(
-        self,
-        batch_size: int | None = None,
-        shuffle: bool = True,  # noqa: FBT001, FBT002  # the documented signature
-        drop_last: bool = True,  # noqa: FBT001, FBT002  # the documented signature
+    def _sample(
+        self, batch_size: int | None, *, shuffle: bool, drop_last: bool
     ) -> list[TensorDict]:
-        """Return one batch per train worker as `DataBuffer.sample` does; the data stay."""
-        with self._lock:
-            if self._by_segment:
-                batches = super().sample(batch_size, shuffle, drop_last)
-                self.limiter.samples += sum(len(batch) for batch in batches)
-                return batches
-            self._refuse_if_empty()
-            self._refuse_if_too_few(self._least(batch_size))
-            slots = self._draw(batch_size, shuffle=shuffle)
-            self.limiter.samples += len(slots)
-            return [self._make_batch(part) for part in self._divide(slots, drop_last)]
+        if self._by_segment:
+            batches = super()._sample(batch_size, shuffle=shuffle, drop_last=drop_last)
+            self.limiter.samples += sum(len(batch) for batch in batches)
+            return batches
+        self._refuse_if_empty()
+        self._refuse_if_too_few(self._least(batch_size))
+        slots = self._draw(batch_size, shuffle=shuffle)
+        self.limiter.samples += len(slots)
+        return [self._make_batch(part) for part in self._divide(slots, drop_last)]
 
     def _least(self, batch_size: int | None) -> int | None:
         least: int | None = self.options.min_size

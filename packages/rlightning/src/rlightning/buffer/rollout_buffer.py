@@ -45,27 +45,23 @@ class RolloutBuffer(DataBuffer):
         gae_lambda: float = Field(default=0.95, ge=0, le=1)
         """Trade-off of generalised advantage estimation between bias and variance."""
 
-    def sample(
-        self,
-        batch_size: int | None = None,
-        shuffle: bool = True,  # noqa: FBT001, FBT002  # the documented signature
-        drop_last: bool = True,  # noqa: FBT001, FBT002  # the documented signature
+    def _sample(
+        self, batch_size: int | None, *, shuffle: bool, drop_last: bool
     ) -> list[TensorDict]:
-        """Return a batch as `DataBuffer.sample` does, and drop every finished transition.
+        """Drop every finished transition with it.
 
         Rows of unfinished segments stay: they belong to the next batch.
         """
-        with self._lock:
-            batches = super().sample(batch_size, shuffle, drop_last)
-            taken = sum(len(batch) for batch in batches)
-            if taken < self.storage.rows:
-                _log.warning(
-                    "%d of %d transitions were not sampled and are dropped; the sampler `all` "
-                    "uses every one",
-                    self.storage.rows - taken,
-                    self.storage.rows,
-                )
-            self.storage.clear()
+        batches = super()._sample(batch_size, shuffle=shuffle, drop_last=drop_last)
+        taken = sum(len(batch) for batch in batches)
+        if taken < self.storage.rows:
+            _log.warning(
+                "%d of %d transitions were not sampled and are dropped; the sampler `all` uses "
+                "every one",
+                self.storage.rows - taken,
+                self.storage.rows,
+            )
+        self.storage.clear()
         return batches
 
     def can_insert(self, rows: int) -> bool:
