@@ -332,7 +332,7 @@ def layouts() -> dict[str, tuple[int, ...]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer measurements")
+    parser.add_argument("--quick", action="store_true", help="fewer measurements; nothing kept")
     parser.add_argument("--no-ray", action="store_true", help="assume 0.8 ms for a Ray call")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -365,6 +365,8 @@ def main() -> None:
     }
     for plane, names in saturated.items():
         print(f"{plane}: environments wait more than they step with {', '.join(names) or 'none'}")
+    if args.quick:
+        return
     path = write_result(
         "scale_sim",
         figures,

@@ -236,7 +236,7 @@ def main() -> None:
         times = {name: measure(parameters, rounds) for name, parameters in sizes.items()}
     finally:
         ray.shutdown()
-    report(times, rounds)
+    report(times, rounds, keep=not args.quick)
 
 
 def judge(ratios: dict[str, dict]) -> list[dict]:
@@ -251,7 +251,7 @@ def judge(ratios: dict[str, dict]) -> list[dict]:
     ]
 
 
-def report(times: dict[str, dict[str, list[float]]], rounds: int) -> None:
+def report(times: dict[str, dict[str, list[float]]], rounds: int, *, keep: bool) -> None:
     """Print and keep medians, and the fastest round of each, which a busy machine disturbs less."""
     figures = {
         label: {
@@ -275,8 +275,9 @@ def report(times: dict[str, dict[str, list[float]]], rounds: int) -> None:
                 "Double / memcpy": local,
             }
             print(f"{size}: Shared takes {ratio}x of {best}, Double {local}x of memcpy")
-    path = write_result("weight_sync", figures, judge(ratios), ratios=ratios, rounds=rounds)
-    print(f"written to {path}")
+    if keep:
+        path = write_result("weight_sync", figures, judge(ratios), ratios=ratios, rounds=rounds)
+        print(f"written to {path}")
 
 
 if __name__ == "__main__":
