@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, final
 
 from rlightning.env.env_proxy import make_env
 from rlightning.errors import RLightningError, WorkerLostError
-from rlightning.runtime.base import Failed, Future, Handle
+from rlightning.runtime.base import Failed, Future, Standing
 from rlightning.runtime.stop_signal import StopSignal, stop_is_requested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rlightning.env.base_env import BaseEnv
+    from rlightning.runtime.base import Handle
     from rlightning.runtime.supervision import Supervised
 
 __all__ = ["PatientHandle", "PatientWorker"]
@@ -108,7 +109,7 @@ def _close_after_an_error(env: BaseEnv) -> None:
 
 
 @final
-class PatientHandle(Handle):
+class PatientHandle(Standing):
     """The trainer's side: one environment of a `PatientWorker`, as a worker of its own.
 
     Args:
@@ -120,7 +121,7 @@ class PatientHandle(Handle):
     def __init__(self, worker: Supervised, recipe: tuple[Any, ...], *, owns: bool) -> None:
         self.name = worker.name
         self.node = worker.node
-        self.worker = worker
+        self._handle = self.worker = worker
         self._recipe = recipe
         self._purpose = recipe[_PURPOSE]
         self._owns = owns
@@ -132,16 +133,6 @@ class PatientHandle(Handle):
     def restarts(self) -> int:
         """How many workers have died."""
         return self.worker.restarts
-
-    @property
-    def pid(self) -> int:  # type: ignore[override]  # of the worker that is alive now
-        """The process of the worker that is alive now."""
-        return self.worker.pid
-
-    @property
-    def address(self) -> str:  # type: ignore[override]  # of the worker that is alive now
-        """Where other machines reach the one that the worker is on."""
-        return self.worker.address
 
     def call(
         self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Done", "Failed", "Future", "Handle", "Runtime", "WorkerSpec"]
+__all__ = ["Done", "Failed", "Future", "Handle", "Runtime", "Standing", "WorkerSpec"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,27 @@ class Handle(ABC):
     @abstractmethod
     def stop(self) -> None:
         """End the worker, whatever it is doing."""
+
+
+class Standing(Handle):
+    """A handle that stands before that of the worker that is alive now, `_handle`."""
+
+    _handle: Handle
+
+    @property
+    def pid(self) -> int:  # type: ignore[override]  # of the worker that is alive now
+        """The process of the worker that is alive now."""
+        return self._handle.pid
+
+    @property
+    def address(self) -> str:  # type: ignore[override]  # of the worker that is alive now
+        """Where other machines reach the one that the worker is on."""
+        return self._handle.address
+
+    @property
+    def is_near(self) -> bool:  # type: ignore[override]  # of the worker that is alive now
+        """Whether the worker that is alive now can take turns with another one."""
+        return self._handle.is_near
 
 
 class Runtime(ABC):

@@ -7,21 +7,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlightning.errors import WorkerLostError
-from rlightning.runtime.base import Future, Handle
+from rlightning.runtime.base import Standing
 from rlightning.runtime.worker_thread import WorkerThread
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rlightning.runtime.base import Runtime, WorkerSpec
+    from rlightning.runtime.base import Future, Handle, Runtime, WorkerSpec
 
 __all__ = ["Restart", "Supervised"]
 
 _log = get_logger("runtime.supervision")
 
 
-class Supervised(Handle):
+class Supervised(Standing):
     """A handle whose worker can be replaced by a new one of the same kind.
 
     Args:
@@ -41,21 +41,6 @@ class Supervised(Handle):
         self._handle = runtime.spawn(spec)
         self.node = self._handle.node
         self.timeout_s = spec.timeout_s
-
-    @property
-    def pid(self) -> int:  # type: ignore[override]  # of the worker that is alive now
-        """The process of the worker that is alive now."""
-        return self._handle.pid
-
-    @property
-    def address(self) -> str:  # type: ignore[override]  # of the worker that is alive now
-        """Where other machines reach the one that the worker is on."""
-        return self._handle.address
-
-    @property
-    def is_near(self) -> bool:  # type: ignore[override]  # of the worker that is alive now
-        """Whether the worker that is alive now can take turns with another one."""
-        return self._handle.is_near
 
     def call(
         self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any
