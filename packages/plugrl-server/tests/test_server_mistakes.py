@@ -3,10 +3,13 @@
 import dataclasses
 import math
 import socket
+import subprocess
+import sys
 
 import pytest
 
 from plugrl_server import cli
+from plugrl_server.common.checkpoint_manager import CheckpointManager
 from plugrl_server.common.ranges import check_ranges
 from plugrl_server.errors import UsageError
 from plugrl_server.policy.base_policy import BasePolicyConfig
@@ -107,3 +110,31 @@ def test_ranges_reach_the_fields_of_users_configurations():
     with pytest.raises(UsageError, match=r"--policy\.knob is nan; expected a number"):
         Own(knob=math.nan)
     check_ranges(Own(), "--policy.")
+
+
+@pytest.mark.parametrize("how", [["--overwrite"], ["--resume"]])
+def test_a_run_belongs_to_the_server_that_still_writes_it(how, capsys, tmp_path):
+    run = tmp_path / "ppo" / "gaussian-policy" / "shared"
+    code = (
+        "import sys\n"
+        "from plugrl_server.common.checkpoint_manager import Checkpoint, CheckpointManager\n"
+        "manager = CheckpointManager(sys.argv[1], config={}, overwrite=False, resume=False)\n"
+        "manager.save_checkpoint(Checkpoint(step=1, meta={}))\n"
+        "print('saved', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    where = ["--checkpoint-base-dir", str(tmp_path), "--exp-name", "shared", *how]
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with other:
+        assert other.stdout.readline() == "saved\n"
+        said = refused([*PPO, "--policy.device", "cpu", *where], capsys)
+        assert "another server that still runs writes into" in said
+        assert (run / "1" / "manifest.json").exists()
+        other.kill()
+    CheckpointManager(run, config={}, overwrite=how == ["--overwrite"], resume=how == ["--resume"])
+    assert (run / "1" / "manifest.json").exists() == (how == ["--resume"])

@@ -8,7 +8,8 @@
     ├── MissingExtraError (ImportError)   an optional dependency is not installed
     ├── UsageError (ValueError)           a command line that cannot be meant
     ├── CannotListenError (OSError)       the address is taken, or is none of this machine
-    └── RunExistsError (FileExistsError)  the run's directory holds an earlier run
+    ├── RunExistsError (FileExistsError)  the run's directory holds an earlier run
+    └── RunInUseError (BlockingIOError)   another server writes into the run's directory
 
 Registries raise plain ``KeyError`` and ``TypeError``, as the guide for policies expects. Knows
 nothing about torch or sockets.
@@ -25,6 +26,7 @@ __all__ = [
     "ObservationError",
     "PolicyContractError",
     "RunExistsError",
+    "RunInUseError",
     "ServerError",
     "UsageError",
 ]
@@ -105,4 +107,18 @@ class RunExistsError(ServerError, FileExistsError):
         return (
             f"{self.directory} holds an earlier run, which stays as it is. Continue it with "
             "--resume, choose another --exp-name, or start over with --overwrite"
+        )
+
+
+class RunInUseError(ServerError, BlockingIOError):
+    """The directory of a run belongs to another server, which still runs."""
+
+    def __init__(self, directory: Any) -> None:
+        super().__init__(str(directory))
+        self.directory = directory
+
+    def __str__(self) -> str:
+        return (
+            f"another server that still runs writes into {self.directory}; stop it, or choose "
+            "another --exp-name"
         )

@@ -14,13 +14,14 @@ Written beside, flushed, renamed; loaded without executing code.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import shutil
 from typing import TYPE_CHECKING, Any, final
 
 from plugrl_server.common.checkpoint import Checkpoint
-from plugrl_server.errors import RunExistsError
+from plugrl_server.errors import RunExistsError, RunInUseError
 
 if TYPE_CHECKING:
     from rlightning.checkpoint import Checkpoint as Stored
@@ -32,6 +33,10 @@ __all__ = [
     "get_latest_checkpoint_step",
     "load_checkpoint_from_path",
 ]
+
+
+_claimed: dict[str, int] = {}
+"""Directories that are this process's own, and what holds their locks: kept until it ends."""
 
 
 @final
@@ -48,6 +53,7 @@ class CheckpointManager:
     Raises:
         RunExistsError: there is an earlier run, and neither was asked for.
         FileNotFoundError: there is nothing to resume; no directory is left behind.
+        RunInUseError: another process writes there.
     """
 
     def __init__(
@@ -63,9 +69,10 @@ class CheckpointManager:
         self._config = config
         self._keep = keep
         check_run_directory(self.checkpoint_dir, overwrite=overwrite, resume=resume)
-        if overwrite and self.checkpoint_dir.is_dir():
-            shutil.rmtree(self.checkpoint_dir)
         self.checkpoint_dir.mkdir(parents=True, exist_ok=True)
+        _claim(self.checkpoint_dir)
+        if overwrite:
+            _empty(self.checkpoint_dir)
 
     def latest_step(self) -> int:
         """Give the newest step.
@@ -149,6 +156,35 @@ def check_run_directory(directory: pathlib.Path, *, overwrite: bool, resume: boo
         _latest_step(directory)
     elif directory.is_dir() and any(directory.iterdir()) and not overwrite:
         raise RunExistsError(directory)
+
+
+def _claim(directory: pathlib.Path) -> None:
+    """Make a directory this process's own until it ends, however it ends.
+
+    Raises:
+        RunInUseError: it is another's.
+    """
+    key = str(directory.resolve())
+    if key in _claimed:
+        return
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(opened)
+        raise RunInUseError(directory) from error
+    except OSError:  # a file system without locks
+        os.close(opened)
+        return
+    _claimed[key] = opened
+
+
+def _empty(directory: pathlib.Path) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _latest_step(directory: pathlib.Path) -> int:
