@@ -52,6 +52,42 @@ def test_policy_loss_equals_the_peers_formula_with_gradients():
     assert not ours.approx_kl.requires_grad
 
 
+def test_losses_of_an_update_equal_those_that_stable_baselines3_reports():
+    """One pass of its PPO over one batch, after its weights were moved away from the sampling."""
+    sb3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common.logger import Logger
+
+    torch.set_num_threads(1)
+    model = sb3.PPO(
+        "MlpPolicy", "CartPole-v1", seed=0, n_steps=64, batch_size=64, n_epochs=1,
+        clip_range=0.2, device="cpu",
+    )  # fmt: skip
+    model.learn(64)
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=rng))
+    rows = next(model.rollout_buffer.get())
+    with torch.no_grad():
+        value, log_prob, entropy = model.policy.evaluate_actions(
+            rows.observations, rows.actions.long().flatten()
+        )
+    policy = losses.ppo_policy_loss(
+        log_prob, rows.old_log_prob, losses.standardize(rows.advantages), clip_ratio=0.2
+    )
+    said = Logger(None, [])
+    model.set_logger(said)
+    model.train()
+    reported = {name.removeprefix("train/"): found for name, found in said.name_to_value.items()}
+    assert policy.loss.item() == pytest.approx(reported["policy_gradient_loss"], rel=1e-4)
+    assert policy.approx_kl.item() == pytest.approx(reported["approx_kl"], rel=1e-4)
+    assert policy.clip_fraction.item() == pytest.approx(reported["clip_fraction"])
+    assert 0 < policy.clip_fraction.item() < 1
+    assert losses.entropy_loss(entropy).item() == pytest.approx(reported["entropy_loss"], rel=1e-4)
+    found = losses.value_loss(value.flatten(), rows.returns)
+    assert found.item() == pytest.approx(reported["value_loss"], rel=1e-4)
+
+
 def test_an_unchanged_policy_has_ratio_one():
     log_prob = torch.randn(8)
     result = losses.ppo_policy_loss(log_prob, log_prob, torch.ones(8), clip_ratio=0.2)

@@ -150,18 +150,16 @@ def test_flags_of_any_dtype_mean_the_same(dtype):
     assert torch.equal(advantage, expected)
 
 
-def test_gae_equals_stable_baselines3():
+def peers_gae(rollout: dict, gae_lambda: float):
     """SB3 adds gamma V(final observation) to the reward of a truncated step and cuts there."""
     buffers = pytest.importorskip("stable_baselines3.common.buffers")
     from gymnasium import spaces
 
-    n_steps, n_envs = 64, 8
-    rollout = random_rollout(7, n_steps, n_envs, p_end=0.08)
-    rollout["truncated_TN"] &= ~rollout["terminated_TN"]
+    n_steps, n_envs = rollout["reward_TN"].shape
     done = rollout["terminated_TN"] | rollout["truncated_TN"]
     box = spaces.Box(-1, 1, (1,))
     peer = buffers.RolloutBuffer(
-        n_steps, box, box, "cpu", gae_lambda=LAMBDA, gamma=GAMMA, n_envs=n_envs
+        n_steps, box, box, "cpu", gae_lambda=gae_lambda, gamma=GAMMA, n_envs=n_envs
     )
     peer.reset()
     bootstrapped = rollout["reward_TN"] + torch.where(
@@ -174,7 +172,13 @@ def test_gae_equals_stable_baselines3():
         peer.add(dummy, dummy, bootstrapped[t].numpy(), starts, value, torch.zeros(n_envs))
         starts = done[t].numpy().astype(np.float32)
     peer.compute_returns_and_advantage(rollout["next_value_TN"][-1], starts)
+    return peer
 
+
+def test_gae_equals_stable_baselines3():
+    rollout = random_rollout(7, 64, 8, p_end=0.08)
+    rollout["truncated_TN"] &= ~rollout["terminated_TN"]
+    peer = peers_gae(rollout, LAMBDA)
     advantage, target = returns.gae(**rollout, gamma=GAMMA, gae_lambda=LAMBDA)
     np.testing.assert_allclose(advantage.numpy(), peer.advantages, atol=1e-5)
     np.testing.assert_allclose(target.numpy(), peer.returns, atol=1e-5)
@@ -192,6 +196,18 @@ def test_discounted_sum_by_hand_stops_at_both_kinds_of_end():
         column(1, 2, 3, 4, 5, 6), flags(6, 1), flags(6, 3), gamma=0.5
     ).squeeze(1)
     assert total.tolist() == [2.0, 2.0, 5.0, 4.0, 8.0, 6.0]
+
+
+def test_discounted_sums_equal_stable_baselines3():
+    """Its returns with lambda 1 and a critic that says 0."""
+    rollout = random_rollout(3, 64, 8, p_end=0.08)
+    rollout["truncated_TN"] &= ~rollout["terminated_TN"]
+    zero = torch.zeros(64, 8)
+    peer = peers_gae(rollout | {"value_TN": zero, "next_value_TN": zero}, 1.0)
+    total = returns.discounted_sum(
+        rollout["reward_TN"], rollout["terminated_TN"], rollout["truncated_TN"], gamma=GAMMA
+    )
+    np.testing.assert_allclose(total.numpy(), peer.returns, atol=1e-5)
 
 
 def test_discounted_sum_is_gae_with_lambda_one_and_no_critic():
@@ -232,6 +248,33 @@ def test_n_step_returns_equal_the_slow_twin(seed, n_envs, n_steps, window):
     del rollout["value_TN"]
     result = returns.n_step_returns(**rollout, gamma=GAMMA, n_steps=window)
     assert torch.allclose(result.double(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 3, 7])
+def test_n_step_returns_equal_stable_baselines3(window):
+    """Its buffer returns the sum, the power of gamma, and where and whether to bootstrap."""
+    buffers = pytest.importorskip("stable_baselines3.common.buffers")
+    from gymnasium import spaces
+
+    n_steps = 200
+    rollout = random_rollout(11, n_steps, 1, p_end=0.15)
+    rollout["truncated_TN"] &= ~rollout["terminated_TN"]
+    box = spaces.Box(-1e6, 1e6, (1,))
+    peer = buffers.NStepReplayBuffer(
+        n_steps, box, box, "cpu", n_envs=1, n_steps=window, gamma=GAMMA
+    )
+    done = rollout["terminated_TN"] | rollout["truncated_TN"]
+    for t in range(n_steps):
+        here = np.full((1, 1), t, np.float32)
+        infos = [{"TimeLimit.truncated": bool(rollout["truncated_TN"][t, 0])}]
+        reward = rollout["reward_TN"][t].numpy()
+        peer.add(here, here, np.zeros((1, 1), np.float32), reward, done[t].numpy(), infos)
+    batch = peer._get_samples(np.arange(n_steps))
+    bootstrap = rollout["next_value_TN"][batch.next_observations[:, 0].long(), 0]
+    expected = batch.rewards[:, 0] + batch.discounts[:, 0] * (1 - batch.dones[:, 0]) * bootstrap
+    del rollout["value_TN"]
+    result = returns.n_step_returns(**rollout, gamma=GAMMA, n_steps=window)
+    assert torch.allclose(result[:, 0], expected, atol=1e-5)
 
 
 def test_n_step_returns_leave_their_inputs_alone_and_refuse_an_empty_window():
