@@ -22,7 +22,8 @@ from plugrl_protocol import (
     make_observation,
 )
 from rlightning.buffer.replay_buffer import ReplayBuffer
-from rlightning.config import BufferConfig, EnvConfig
+from rlightning.build import check_config
+from rlightning.config import BufferConfig, EnvConfig, MainConfig
 from rlightning.env import EnvGroup
 from rlightning.env.remote_env import RemoteEnv, RemoteEnvClient
 from rlightning.errors import ConfigError, ContractError, EnvWorkerError, StopRequested
@@ -533,6 +534,30 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_clients_and_they_wait_for
                 env.reset()
             env.close()
     assert "Server shutdown" in seen[0]
+
+
+def test_ctrl_c_during_an_evaluation_ends_clients_as_the_end_of_a_run_does():
+    env = RemoteEnv(section())
+    env.init()
+    with together(Counter(env).play):  # anything but the end of a run fails here
+        env.reset()
+        with pytest.raises(KeyboardInterrupt), contextlib.closing(env):
+            raise KeyboardInterrupt
+
+
+def test_no_video_of_it_is_promised():
+    section_of_env = {"name": "far", "backend": "env_server", "task": "CartPole-v1", "port": 0}
+    config = MainConfig.from_dict(
+        {
+            "engine": "syncrl",
+            "env": section_of_env,
+            "buffer": {"type": "RolloutBuffer", "capacity": 64},
+            "policy": {"type": "PPOPolicy"},
+            "train": {"max_epochs": 1, "record_episodes": 1},
+        }
+    )
+    with pytest.raises(ConfigError, match=r"train.record_episodes wants a video.*--recorder"):
+        check_config(config)
 
 
 def test_without_the_protocol_the_extra_is_named(monkeypatch):

@@ -52,6 +52,8 @@ def check_config(config: MainConfig) -> None:
         kind = ENVS.get(env.backend)
         _resolve(env, kind, path="env")
         _check_evaluation(env, kind)
+        if config.train.record_episodes:
+            kind.check_frames("train.record_episodes")
     _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
     _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)

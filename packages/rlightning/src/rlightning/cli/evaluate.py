@@ -16,7 +16,7 @@ from rlightning.config import MainConfig
 from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.engine.recording import record_episodes, show_episodes
 from rlightning.errors import CheckpointError, ConfigError
-from rlightning.utils.registry import load_modules_from_config
+from rlightning.utils.registry import ENVS, load_modules_from_config
 from rlightning.utils.seeding import derive_seed, seed_everything
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def play(
 ) -> None:
     """Show episodes in a window, or write them to a video; of a task's name, or of the first."""
     path, config = _open(checkpoint, seed)
+    for entry in config.env if video is not None else ():
+        ENVS.get(entry.backend).check_frames("--video")
     with contextlib.closing(build_env_group(config.env)) as group:
         env_group = group.for_recording("human" if video is None else "rgb_array", task)
     try:

@@ -15,6 +15,7 @@ from rlightning.config.compose import CONFIGS
 from rlightning.launch import print_config, run_main, train_main
 from rlightning.utils.logger.files import read_rows
 from rlightning.utils.progress import get_console
+from rlightning.utils.registry import ENVS
 
 if TYPE_CHECKING:
     import argparse
@@ -90,14 +91,10 @@ def _print_summary(config: MainConfig, name: str, overrides: Sequence[str]) -> N
     seed = config.run.seed + 1
     kept = [item for item in overrides if not item.startswith(("train.seed=", "log.name="))]
     other = [*kept, f"train.seed={seed}", f"log.name=seed-{seed}"]
-    _print_lines(
-        console,
-        f"learning curve  {run_dir / 'curve.png'}",
-        "next:",
-        command("eval", checkpoint),
-        command("play", checkpoint, "--video", run_dir / "play.mp4"),
-        command("train", name, *other),
-    )
+    following = [command("eval", checkpoint), command("train", name, *other)]
+    if all(ENVS.get(entry.backend).makes_frames() for entry in config.env):
+        following.insert(1, command("play", checkpoint, "--video", run_dir / "play.mp4"))
+    _print_lines(console, f"learning curve  {run_dir / 'curve.png'}", "next:", *following)
 
 
 def _print_lines(console: Console, *lines: str) -> None:

@@ -163,6 +163,24 @@ class BaseEnv(ABC):
     def restore_evaluate_cfg(self) -> None:
         """Switch back to the settings of training."""
 
+    @classmethod
+    def makes_frames(cls) -> bool:
+        """Whether videos can be made: `take_frames` is implemented."""
+        return cls.take_frames is not BaseEnv.take_frames
+
+    @classmethod
+    def check_frames(cls, setting: str) -> None:
+        """Check that videos can be made, which is what `setting` asks for.
+
+        Raises:
+            ConfigError: this class has no frames.
+        """
+        if not cls.makes_frames():
+            raise ConfigError(
+                f"{setting} wants a video, and {cls.__name__} makes no frames (take_frames); "
+                "environments of clients are filmed where they run: --recorder.record-video"
+            )
+
     def take_frames(self) -> list[np.ndarray[Any, Any]]:
         """Return the frames since the last call, uint8 ``[height, width, 3]``, for videos.
 

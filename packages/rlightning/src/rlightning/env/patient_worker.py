@@ -142,7 +142,8 @@ class PatientHandle(Standing):
             reason = "it was started again, and this environment with it"
             return Failed(WorkerLostError(self.name, reason=reason))
         if method == "close":
-            failed, stopped = sys.exc_info()[0] is not None, stop_is_requested()
+            failed = isinstance(sys.exc_info()[1], Exception)  # Ctrl-C is no failure
+            stopped = stop_is_requested()
             return self._begin("leave", self._purpose, failed=failed, stopped=stopped)
         return self._begin("ask", self._purpose, method, args, kwargs, timeout_s=timeout_s)
 

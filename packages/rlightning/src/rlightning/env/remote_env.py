@@ -249,7 +249,7 @@ class RemoteEnv(BaseEnv):
             if hub.users:
                 return
             self._hubs.pop(self._place, None)
-        hub.stop(failed=sys.exc_info()[0] is not None)
+        hub.stop(failed=isinstance(sys.exc_info()[1], Exception))  # Ctrl-C is no failure
 
     # ---- stepping ------------------------------------------------------------------------------
 
