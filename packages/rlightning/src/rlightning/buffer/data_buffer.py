@@ -84,9 +84,7 @@ class DataBuffer:
         self.config = config
         if seed is None:  # the global generator, which the run's seed has seeded
             seed = int(np.random.randint(2**31))
-        names = type(self).Extras.model_fields
-        given = {name: config.get(name) for name in names if config.get(name) is not None}
-        self.options: Any = self.Extras(**given)
+        self.options: Any = self.Extras.read(config)
         """The `Extras` in force: the configuration's values over the defaults."""
         self._pipeline = Pipeline(
             obs_preprocessor=obs_preprocessor,

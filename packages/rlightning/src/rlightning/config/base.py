@@ -58,16 +58,27 @@ class Config(BaseModel):
         return (dict.fromkeys(type(self).model_fields) | (self.__pydantic_extra__ or {})).keys()
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the section that `data` describes.
+    def from_dict(cls, data: dict[str, Any] | Config | None) -> Self:
+        """Return the section that `data` describes; without any, the section of all defaults.
 
         Raises:
             ConfigError: keys are unknown or values invalid; each is listed with its path.
         """
         try:
-            return cls(**data)
+            return cls(**(data.to_dict() if isinstance(data, Config) else data or {}))
         except ValidationError as error:
             raise ConfigError(_render(error, cls.__name__)) from error
+
+    @classmethod
+    def read(cls, section: Config | None) -> Self:
+        """Return this part of a larger section; what that leaves out or sets to null, default.
+
+        Raises:
+            ConfigError: values are invalid.
+        """
+        given = {} if section is None else {name: section.get(name) for name in cls.model_fields}
+        plain = {k: v.to_dict() if isinstance(v, Config) else v for k, v in given.items()}
+        return cls.from_dict({name: value for name, value in plain.items() if value is not None})
 
     @classmethod
     def from_omegaconf(cls, omega_config: Any) -> Self:

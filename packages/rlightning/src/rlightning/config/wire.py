@@ -88,20 +88,6 @@ class WireConfig(Config):
     action_horizon: int = Field(default=1, ge=1)
     """Actions of one answer: the policy's action is then ``[H, *A]``."""
 
-    @classmethod
-    def read(cls, section: EnvConfig) -> WireConfig:
-        """Return these keys of a section.
-
-        Raises:
-            ConfigError: a value does not fit.
-        """
-        given: dict[str, Any] = {}
-        for name in WireConfig.model_fields:
-            value = section.get(name)
-            if value is not None:
-                given[name] = value.to_dict() if isinstance(value, Config) else value
-        return WireConfig.from_dict(given)
-
 
 class WireSpaces(NamedTuple):
     """What follows from a section.

@@ -69,9 +69,7 @@ class GymEnv(BaseEnv):
     ) -> None:
         super().__init__(config, worker_index, preprocess_fn)
         self._tap: plugrl_envs.FrameTap | None = None
-        extras = self.Extras(
-            **{name: config[name] for name in self.Extras.model_fields if name in config}
-        )
+        extras = self.Extras.read(config)
         workers = plugrl_envs.WorkerOptions(
             step_timeout_s=extras.step_timeout_s,
             start_timeout_s=extras.start_timeout_s,

@@ -8,7 +8,7 @@ al. 2022, "A2C is a special case of PPO", arXiv:2205.09123); so this file only s
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
@@ -52,12 +52,6 @@ class A2CTrainConfig(Config):
     anneal_lr: bool = False
     """Lower the learning rate linearly to zero over `max_epochs`."""
 
-    @classmethod
-    def read(cls, train: Config) -> Self:
-        """Return A2C's part of a ``train`` section; what it leaves out or sets to null, default."""
-        given: dict[str, Any] = {name: train.get(name) for name in cls.model_fields}
-        return cls.from_dict({name: value for name, value in given.items() if value is not None})
-
 
 @POLICIES.register("A2CPolicy")
 class A2CPolicy(PPOPolicy):
@@ -74,7 +68,7 @@ class A2CPolicy(PPOPolicy):
         keys = A2CTrainConfig.read(train).to_dict()
         return PPOTrainConfig.from_dict({"ppo_epochs": 1, "minibatch_size": sys.maxsize, **keys})
 
-    def _make_optimizer(self, optim_cfg: dict[str, Any]) -> torch.optim.Optimizer:
+    def _make_optimizer(self, optim_cfg: Any) -> torch.optim.Optimizer:
         settings = A2COptimConfig.from_dict(optim_cfg)
         parameters = list(self.actor_critic.parameters())
         if settings.optimizer == "adam":

@@ -90,8 +90,7 @@ class DQNPolicy(OffPolicy):
                 f"the action space is {space}; DQNPolicy takes a Discrete one. SACPolicy and "
                 "TD3Policy take a bounded Box, PPOPolicy both"
             )
-        model_cfg = self.config.model_cfg
-        network = DQNModelConfig.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        network = DQNModelConfig.from_dict(self.config.model_cfg)
         self.hyper = DQNTrainConfig.read(self.config.train_config)
         self.first_action = int(space.start)
         self.q_network = ActionValues(
@@ -104,7 +103,7 @@ class DQNPolicy(OffPolicy):
         """Create Adam."""
         self.check_batch_size()
         self.synchronize(self.target_network, self.q_network)
-        settings = DQNOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        settings = DQNOptimConfig.from_dict(optim_cfg)
         parameters = self.q_network.parameters()
         self.optimizers = {"q": torch.optim.Adam(parameters, lr=settings.lr, fused=True)}
 

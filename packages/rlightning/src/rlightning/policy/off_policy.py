@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -60,12 +60,6 @@ class OffPolicyTrainConfig(Config):
     """Gradient steps between moves of the target networks."""
     anneal_lr: bool = False
     """Lower the learning rates linearly to zero over `max_epochs`."""
-
-    @classmethod
-    def read(cls, train: Config | None) -> Self:
-        """Return the algorithm's part of a ``train`` section; what it leaves out, default."""
-        given = {} if train is None else {name: train.get(name) for name in cls.model_fields}
-        return cls.from_dict({name: value for name, value in given.items() if value is not None})
 
 
 class Transitions(NamedTuple):

@@ -1,6 +1,6 @@
 """What can be configured about PPO: its part of ``model_cfg``, ``optim_cfg`` and ``train``."""
 
-from typing import Any, Literal, Self
+from typing import Literal
 
 from pydantic import Field
 
@@ -65,9 +65,3 @@ class PPOTrainConfig(Config):
     fused_update: Literal["off", "auto"] = "off"
     """``off`` learns by autograd; ``auto`` takes the hand-written step where it applies, two plain
     tanh networks on a CPU, for two to three times the speed and the same weights to rounding."""
-
-    @classmethod
-    def read(cls, train: Config) -> Self:
-        """Return PPO's part of a ``train`` section; what it leaves out or sets to null, default."""
-        given: dict[str, Any] = {name: train.get(name) for name in cls.model_fields}
-        return cls.from_dict({name: value for name, value in given.items() if value is not None})

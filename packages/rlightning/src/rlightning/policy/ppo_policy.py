@@ -64,8 +64,7 @@ class PPOPolicy(BasePolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critic and normalisers for the spaces of `env_meta`."""
-        model_cfg = self.config.model_cfg
-        network = self.model_config.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        network = self.model_config.from_dict(self.config.model_cfg)
         self.actor_critic = self._make_network(env_meta, network)
         self.observation_normalizer = None
         if network.normalize_observations:
@@ -84,7 +83,7 @@ class PPOPolicy(BasePolicy):
         train = self.config.train_config
         self.hyper = self._read_hyper(train)
         self.n_updates = 0
-        self.optimizer = self._make_optimizer({} if optim_cfg is None else optim_cfg.to_dict())
+        self.optimizer = self._make_optimizer(optim_cfg)
         self.learning_rates = [group["lr"] for group in self.optimizer.param_groups]
         rank = torch.distributed.get_rank(self.process_group) if self.process_group else 0
         seed = torch.initial_seed() if train.seed is None else train.seed
@@ -95,7 +94,7 @@ class PPOPolicy(BasePolicy):
     def _read_hyper(self, train: Any) -> PPOTrainConfig:
         return self.TrainExtras.read(train)
 
-    def _make_optimizer(self, optim_cfg: dict[str, Any]) -> torch.optim.Optimizer:
+    def _make_optimizer(self, optim_cfg: Any) -> torch.optim.Optimizer:
         settings = PPOOptimConfig.from_dict(optim_cfg)
         groups = self._parameter_groups(settings)
         return torch.optim.Adam(groups, eps=settings.eps, betas=settings.betas, fused=True)

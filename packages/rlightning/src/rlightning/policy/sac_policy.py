@@ -102,8 +102,7 @@ class SACPolicy(OffPolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critics, their slow copies and the temperature."""
-        model_cfg = self.config.model_cfg
-        network = self.model_config.from_dict({} if model_cfg is None else model_cfg.to_dict())
+        network = self.model_config.from_dict(self.config.model_cfg)
         self.hyper = self.train_config.read(self.config.train_config)
         self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
@@ -121,7 +120,7 @@ class SACPolicy(OffPolicy):
         """Create one Adam for actor, critics and temperature each."""
         self.check_batch_size()
         self.synchronize(self.target_critic, self.critic)
-        rates = SACOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        rates = SACOptimConfig.from_dict(optim_cfg)
         target = self.hyper.target_entropy
         self.target_entropy = -float(self.unit_actions.size) if target is None else target
         learned = {

@@ -109,12 +109,8 @@ class SimpleSupervisedPolicy(BasePolicy):
         Raises:
             ConfigError: the loss does not go with the action space.
         """
-        train = self.config.train_config
-        given = {name: train.get(name) for name in SupervisedTrainConfig.model_fields}
-        self.hyper = SupervisedTrainConfig.from_dict(
-            {name: value for name, value in given.items() if value is not None}
-        )
-        settings = SupervisedOptimConfig.from_dict({} if optim_cfg is None else optim_cfg.to_dict())
+        self.hyper = SupervisedTrainConfig.read(self.config.train_config)
+        settings = SupervisedOptimConfig.from_dict(optim_cfg)
         wanted = self.hyper.loss
         self.loss = ("mse" if self.is_box else "cross_entropy") if wanted == "auto" else wanted
         if (self.loss == "cross_entropy") is self.is_box:
