@@ -525,6 +525,27 @@ def test_metrics_are_flattened_and_sorted_into_streams():
     nothing.close()
 
 
+def test_a_full_disk_costs_metrics_and_is_told_once_for_all_that_are_lost(caplog):
+    class Full:
+        is_full = True
+
+        def log(self, values, *, step, prefix):
+            self.close()
+
+        def close(self):
+            if self.is_full:
+                raise OSError(28, "No space left on device")
+
+    full = Full()
+    sink = RunMetricSink(full)
+    for full.is_full in (True, True, False, True):
+        sink.log_scalars({"a": 1.0}, step=0)
+    sink.close()
+    told = [record.message for record in caplog.records]
+    assert ["cannot be written" in line for line in told] == [True, True, False]
+    assert "not complete" in told[-1]
+
+
 def test_metadata_tells_what_is_known_and_leaves_out_the_rest():
     class Policy:
         action_dim = 3

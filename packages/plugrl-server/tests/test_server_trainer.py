@@ -31,6 +31,7 @@ from plugrl_server.policy.sac import SACPolicyConfig
 from plugrl_server.server.inline_guard import InlineGuard
 from plugrl_server.server.trainer import Ending, TrainerConfig
 from plugrl_server.testing import IdentityTask, TaskClient, serve
+from rlightning import checkpoint
 
 OVERLAP = TrainerConfig(learn_mode="overlap")
 NEVER_INLINE = TrainerConfig(inline_limit_ms=0.0)
@@ -486,6 +487,32 @@ def test_a_users_code_that_raises_costs_nothing_of_what_was_stored(tmp_path, spo
     assert len(mended.filling) > 0 or config is OVERLAP, "the learner's own frames go with it"
     play_to_the_end(mended, trainer_config=config)
     assert mended.global_step >= 400
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [OSError(28, "No space left on device"), RuntimeError("[enforce fail at inline_container.cc]")],
+)
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path, monkeypatch, caplog, complaint):
+    saved, real = [], checkpoint.save_checkpoint
+
+    def full_at_first(*args, **kwargs):
+        saved.append(1)
+        if len(saved) == 1:
+            raise complaint
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", full_at_first)
+    algorithm = ppo(save_interval=1)
+    manager = CheckpointManager(tmp_path / "run", config={}, overwrite=False, resume=False)
+    with serve(algorithm, checkpoint_manager=manager) as running:
+        client = TaskClient(running.url, IdentityTask(2, discrete=False))
+        client.play()
+        running.join()
+    assert running.ending == [Ending.FINISHED]
+    (told,) = [record for record in caplog.records if "is not saved" in record.message]
+    assert "the run goes on" in told.message
+    assert manager.latest_step() == algorithm.global_step
 
 
 def test_eval_stops_after_its_episodes_and_logs_them():

@@ -132,7 +132,8 @@ class HandshakeError(WireError, ConnectionError):
                 "the server's certificate is not trusted here: is it self-signed, expired or of "
                 "another host? Say which certificates to trust (ca_file, --ca-file, ssl_context)"
             )
-        hint = " (wrong or missing API key: pass api_key=...)" if self.status == 401 else ""
+        key = " (wrong or missing API key: api_key, --api-key or PLUGRL_API_KEY)"
+        hint = key if self.status == 401 else ""
         return f"the server refused the handshake with HTTP {self.status}{hint}"
 
 

@@ -14,6 +14,7 @@ Written beside, flushed, renamed; loaded without executing code.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pathlib
@@ -34,6 +35,8 @@ __all__ = [
     "load_checkpoint_from_path",
 ]
 
+
+_TORCH_CANNOT_WRITE = ("inline_container", "PytorchStreamWriter", "iostream")
 
 _claimed: dict[str, int] = {}
 """Directories that are this process's own, and what holds their locks: kept until it ends."""
@@ -95,6 +98,9 @@ class CheckpointManager:
         Args:
             checkpoint: what to write.
             prune: remove the oldest ones beyond ``keep``.
+
+        Raises:
+            OSError: it cannot be written.
         """
         import yaml
 
@@ -104,23 +110,29 @@ class CheckpointManager:
 
         meta = {"rng": get_rng_state(), **checkpoint.meta}
         name = str(checkpoint.step)
-        directory = save_checkpoint(
-            self.checkpoint_dir,
-            name,
-            Stored(
-                policy=str(self._config.get("policy_uid", "")),
-                epoch=checkpoint.step,
-                env_steps=checkpoint.step,
-                weights=checkpoint.model or {},
-                training={
-                    "has_model": checkpoint.model is not None,
-                    "optimizer": checkpoint.optimizer,
-                    "meta": meta,
-                },
-                config_yaml=yaml.safe_dump(self._config, sort_keys=False),
-            ),
-            write_policy_file=lambda path: _write_model(pathlib.Path(path), checkpoint.model),
-        )
+        try:
+            directory = save_checkpoint(
+                self.checkpoint_dir,
+                name,
+                Stored(
+                    policy=str(self._config.get("policy_uid", "")),
+                    epoch=checkpoint.step,
+                    env_steps=checkpoint.step,
+                    weights=checkpoint.model or {},
+                    training={
+                        "has_model": checkpoint.model is not None,
+                        "optimizer": checkpoint.optimizer,
+                        "meta": meta,
+                    },
+                    config_yaml=yaml.safe_dump(self._config, sort_keys=False),
+                ),
+                write_policy_file=lambda path: _write_model(pathlib.Path(path), checkpoint.model),
+            )
+        except RuntimeError as error:
+            # What torch says where it cannot write.
+            if not any(word in str(error) for word in _TORCH_CANNOT_WRITE):
+                raise
+            raise OSError(errno.EIO, "cannot be written; is the disk full?", name) from error
         if prune:
             self._prune()
         return directory

@@ -5,6 +5,7 @@ Knows nothing about who measures.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, final
 
@@ -23,6 +24,8 @@ __all__ = [
     "RunMetricSink",
     "flatten_metrics",
 ]
+
+_log = logging.getLogger(__name__)
 
 MetricDict: TypeAlias = "dict[str, Any]"
 """Numbers by name, nested freely."""
@@ -71,7 +74,7 @@ class NoOpMetricSink:
 
 @final
 class RunMetricSink:
-    """Into a run's directory and to one tracker.
+    """Into a run's directory and to one tracker. A full disk costs numbers, never the run.
 
     Args:
         logger: rlightning's metrics logger, which writes ``metrics.jsonl`` and ``metrics.csv``.
@@ -79,6 +82,7 @@ class RunMetricSink:
 
     def __init__(self, logger: MetricsLogger) -> None:
         self._logger = logger
+        self._fails = False
 
     def log_scalars(self, scalars: Mapping[str, float], *, step: int) -> None:
         """Record numbers; the part of a name before its first ``/`` is the stream it belongs to."""
@@ -86,15 +90,25 @@ class RunMetricSink:
         for name, value in scalars.items():
             stream, _, rest = name.partition("/")
             streams.setdefault(stream if rest else "run", {})[rest or stream] = value
-        for stream, values in streams.items():
-            self._logger.log(values, step=step, prefix=stream)
+        try:
+            for stream, values in streams.items():
+                self._logger.log(values, step=step, prefix=stream)
+        except OSError as error:
+            if not self._fails:
+                _log.error("metrics cannot be written: %s; the run goes on without them", error)
+            self._fails = True
+        else:
+            self._fails = False
 
     def flush(self) -> None:
         """Every row is written when it is logged."""
 
     def close(self) -> None:
         """Complete the files and close the tracker."""
-        self._logger.close()
+        try:
+            self._logger.close()
+        except OSError as error:
+            _log.error("the files of metrics are not complete: %s", error)
 
 
 @final

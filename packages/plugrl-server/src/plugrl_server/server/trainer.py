@@ -517,8 +517,11 @@ class Trainer:
         if "rng" in checkpoint.meta:
             set_rng_state(checkpoint.meta["rng"])
 
-    def _save(self) -> threading.Event:
-        """Take the state now and let the learner's thread write it; the event says it is done."""
+    def _save(self, *, is_last: bool = False) -> threading.Event:
+        """Take the state now and let the learner's thread write it; the event says it is done.
+
+        A full disk ends the run with the last save only: for an earlier one there is a next.
+        """
         done = threading.Event()
         if self._checkpoints is None:
             # `should_save` turns false when a checkpoint is created.
@@ -528,8 +531,12 @@ class Trainer:
         checkpoint, manager = self.checkpoint(), self._checkpoints
 
         def write() -> None:
-            where = manager.save_checkpoint(checkpoint)
-            _log.info("saved %s", where)
+            try:
+                _log.info("saved %s", manager.save_checkpoint(checkpoint))
+            except OSError as error:
+                if is_last:
+                    raise
+                _log.error("step %d is not saved: %s; the run goes on", checkpoint.step, error)
             done.set()
 
         self._learner.submit(write)
@@ -550,7 +557,7 @@ class Trainer:
     def _end(self, ending: Ending) -> None:
         self._settle(ending)
         self._log_metrics({"train": {"global_step": self.algorithm.global_step}}, now=True)
-        saved = self._save()
+        saved = self._save(is_last=True)
         while not saved.wait(0.1) and self.error is None:
             pass
         self._ended = True
