@@ -19,7 +19,6 @@ from pydantic import Field
 import plugrl_envs
 from plugrl_envs.actions import ActionBorder
 from rlightning import __version__
-from rlightning.config import Config
 from rlightning.config.wire import WireConfig, wire_spaces
 from rlightning.env.base_env import BaseEnv
 from rlightning.env.remote_hub import RemoteHub
@@ -139,13 +138,9 @@ class RemoteEnv(BaseEnv):
         preprocess_fn: Callable[[PolicyResponse], Any] | None = None,
     ) -> None:
         super().__init__(config, worker_index, preprocess_fn)
-        names = self.Extras.model_fields
-        given = {name: config[name] for name in names if config.get(name) is not None}
-        if "row_timeout_s" in config:
-            given["row_timeout_s"] = config["row_timeout_s"]  # null is meant
-        plain = {k: v.to_dict() if isinstance(v, Config) else v for k, v in given.items()}
-        self.options = self.Extras.from_dict(plain)
-        options = self.options
+        self.options = options = self.Extras.read(config)
+        if "row_timeout_s" in config and config["row_timeout_s"] is None:
+            options.row_timeout_s = None  # null is meant
         self._key = options.api_key or os.environ.get("PLUGRL_API_KEY") or None
         if not (_is_loopback(options.host) or self._key or options.allow_anonymous):
             raise ConfigError(

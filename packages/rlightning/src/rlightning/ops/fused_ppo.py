@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlightning.ops.flat_mlp import is_plain_adam
 from rlightning.ops.plain_networks import (
     Array,
     FlatViews,
@@ -81,15 +82,7 @@ class StepOutputs(NamedTuple):
 
 def supports(layers: PlainLayers, optimizer: torch.optim.Optimizer) -> bool:
     """Return whether these layers and this optimizer can take the fused step."""
-    if type(optimizer) is not torch.optim.Adam or len(optimizer.param_groups) != 1:
-        return False
-    group = optimizer.param_groups[0]
-    return (
-        layers.are_supported()
-        and {id(p) for p in group["params"]} == {id(p) for p in layers.parameters()}
-        and group["weight_decay"] == 0.0
-        and not (group["amsgrad"] or group["maximize"])
-    )
+    return layers.are_supported() and is_plain_adam(optimizer, layers.parameters())
 
 
 class _Rows(NamedTuple):
