@@ -1,7 +1,9 @@
 """What users of the RLightning reference import, name and call: there, or listed as not kept."""
 
 import importlib
+import inspect
 import pathlib
+import re
 
 import gymnasium as gym
 import pytest
@@ -13,10 +15,12 @@ from rlightning.build import (
     build_engine,
     build_env_group,
     build_policy_group,
+    define_env_instance_cfgs,
 )
-from rlightning.config import MainConfig
+from rlightning.config import BufferConfig, MainConfig
 from rlightning.engine import SyncRLEngine
-from rlightning.errors import ContractError
+from rlightning.errors import ConfigError, ContractError
+from rlightning.launch import launch
 from rlightning.policy import BasePolicy
 from rlightning.types import PolicyResponse
 from rlightning.utils.logger import close_logger
@@ -88,6 +92,35 @@ def test_every_name_is_where_the_reference_has_it_or_listed_as_not_kept(line):
     listed = DIFFERENCES.read_text(encoding="utf-8")
     missing = [name for name in names.split() if not found(module, name)]
     assert [name for name in missing if f"`{name}`" not in listed] == []
+
+
+BUILDERS = """
+(buffer_cls, buffer_cfg, obs_preprocessor, reward_preprocessor, env_ret_preprocess_fn,
+ policy_resp_preprocess_fn, preprocess_fn, postprocess_fn)
+(env_cfgs, preprocess_fn)
+(policy_cls, policy_cfg, cluster_cfg, backend, is_colocated)
+(config, env_group, policy_group, buffer)
+(env_cfg, num_workers)
+(main_func, config_path)
+"""
+
+
+def test_builders_take_their_arguments_by_the_documented_names_and_in_that_order():
+    functions = (
+        *(build_data_buffer, build_env_group, build_policy_group, build_engine),
+        *(define_env_instance_cfgs, launch),
+    )
+    for function, names in zip(functions, BUILDERS.strip().split(")\n"), strict=True):
+        documented = re.findall(r"\w+", names)
+        parameters = inspect.signature(function).parameters.values()
+        positional = [item.name for item in parameters if item.kind is item.POSITIONAL_OR_KEYWORD]
+        assert positional[: len(documented)] == documented
+
+
+def test_a_stage_of_the_buffer_may_be_given_by_its_position():
+    config = BufferConfig(type="RolloutBuffer", capacity=8)
+    with pytest.raises(ConfigError, match="obs_preprocessor"):
+        build_data_buffer("RolloutBuffer", config, abs, preprocess_fn=dict)
 
 
 # --- engines --------------------------------------------------------------------------------------

@@ -169,19 +169,40 @@ def _build_weight_buffer(policy_cfg: PolicyConfig) -> Any:
     return kind()
 
 
-def build_data_buffer(
-    buffer_cls: str, buffer_cfg: BufferConfig, *, seed: int | None = None, **stages: Any
+def build_data_buffer(  # noqa: PLR0913  # the documented signature
+    buffer_cls: str,
+    buffer_cfg: BufferConfig,
+    obs_preprocessor: Any = None,
+    reward_preprocessor: Any = None,
+    env_ret_preprocess_fn: Any = None,
+    policy_resp_preprocess_fn: Any = None,
+    preprocess_fn: Any = None,
+    postprocess_fn: Any = None,
+    *,
+    seed: int | None = None,
 ) -> DataBuffer:
-    """Return the buffer.
+    """Return the buffer; None leaves a stage of its pipeline as it is, see `DataBuffer`.
 
     Args:
         buffer_cls: a registered name, or ``"pkg.module:Name"``.
         buffer_cfg: the ``buffer`` section.
+        obs_preprocessor: from an observation to what is stored.
+        reward_preprocessor: from a reward to what is stored.
+        env_ret_preprocess_fn: writes what is stored of an `EnvRet`.
+        policy_resp_preprocess_fn: writes what is stored of a `PolicyResponse`.
+        preprocess_fn: writes a row; calls the four above.
+        postprocess_fn: from the rows of an episode to transitions.
         seed: seeds the sampler.
-        **stages: functions that replace stages of the pipeline: ``obs_preprocessor``,
-            ``reward_preprocessor``, ``env_ret_preprocess_fn``, ``policy_resp_preprocess_fn``,
-            ``preprocess_fn`` and ``postprocess_fn``.
     """
+    given = {
+        "obs_preprocessor": obs_preprocessor,
+        "reward_preprocessor": reward_preprocessor,
+        "env_ret_preprocess_fn": env_ret_preprocess_fn,
+        "policy_resp_preprocess_fn": policy_resp_preprocess_fn,
+        "preprocess_fn": preprocess_fn,
+        "postprocess_fn": postprocess_fn,
+    }
+    stages = {name: stage for name, stage in given.items() if stage is not None}
     kind = BUFFERS.get(buffer_cls)
     _resolve(buffer_cfg, kind, path="buffer")
     cluster = current_cluster()
