@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from rlightning.config import Config
+from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.errors import RLightningError
 from rlightning.runtime import RunContext, open_run
 from rlightning.types import PolicyRole
@@ -198,6 +199,27 @@ class BaseEngine(ABC):
                 yield
         finally:
             after()
+
+    def _check_stop(self) -> None:
+        """Raise `StopRequested` where somebody asked the run to stop."""
+        self.run_context.stop.raise_if_requested()
+
+    def _measure(
+        self, env_group: EnvGroup, obj_set: str, prefix: str, seed: int
+    ) -> dict[str, float]:
+        """Play ``train.eval_episodes`` episodes without exploration and record their metrics."""
+        tally = evaluate_episodes(
+            env_group,
+            self.policy_group,
+            episodes=self.config.train.eval_episodes,
+            max_steps=self.config.train.max_eval_rollout_steps,
+            options={"obj_set": obj_set},
+            seed=seed,
+            check_stop=self._check_stop,
+        )
+        metrics = summarise(tally)
+        self.log(metrics, prefix)
+        return metrics
 
     # ---- metrics and progress ------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rlightning.checkpoint import find_checkpoint, load_weights
 from rlightning.config import Config
 from rlightning.engine.base_engine import BaseEngine
-from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.errors import ConfigError, RLightningError, StopRequested
 from rlightning.utils.logger import get_logger
 from rlightning.utils.seeding import derive_seed
@@ -67,28 +66,10 @@ class EvaluationEngine(BaseEngine):
 
     def evaluate(self, obj_set: str = "train", prefix: str = "eval") -> dict[str, float]:
         """Play the episodes and record their metrics."""
-        train = self.config.train
-        tally = evaluate_episodes(
-            self._eval_group,
-            self.policy_group,
-            episodes=train.eval_episodes,
-            max_steps=train.max_eval_rollout_steps,
-            options={"obj_set": obj_set},
-            seed=self._seed,
-            check_stop=self.run_context.stop.raise_if_requested,
-        )
-        metrics = summarise(tally)
-        self.log(metrics, prefix)
-        return metrics
+        return self._measure(self._eval_group, obj_set, prefix, self._seed)
 
-    def rollout(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: nothing is collected here."""
-        raise RLightningError("the eval engine collects nothing; use a training engine")
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: nothing is collected or learned here."""
+        raise RLightningError("the eval engine collects and learns nothing; use a training engine")
 
-    def update_dataset(self) -> None:
-        """Refuse: nothing is learned here."""
-        raise RLightningError("the eval engine learns nothing; use a training engine")
-
-    def train(self) -> dict[str, float]:
-        """Refuse: nothing is learned here."""
-        raise RLightningError("the eval engine learns nothing; use a training engine")
+    rollout = update_dataset = train = _refuse

@@ -20,7 +20,6 @@ from rlightning.checkpoint import (
     save_offender,
 )
 from rlightning.engine.base_engine import BaseEngine
-from rlightning.engine.evaluation import evaluate_episodes, summarise
 from rlightning.engine.recording import record_episodes
 from rlightning.engine.resuming import (
     check_saved_rows,
@@ -240,10 +239,6 @@ class TrainingEngine(BaseEngine):
         self.buffer.add_batched_transition(env_rets, responses, [ends] * len(env_rets))
         return responses
 
-    def _check_stop(self) -> None:
-        """Raise `StopRequested` where somebody asked the run to stop."""
-        self.run_context.stop.raise_if_requested()
-
     def _exclusive(self) -> contextlib.AbstractContextManager[Any]:
         """Keep rollouts from running meanwhile; there is nothing to keep in one thread."""
         return contextlib.nullcontext()
@@ -328,24 +323,12 @@ class TrainingEngine(BaseEngine):
         Neither the training environments nor the policy's statistics are touched, and the random
         state of training goes on as if nothing had happened.
         """
-        train, run = self.config.train, self.run_context
-        seed = derive_seed(run.seed, "eval", "env")
+        seed = derive_seed(self.run_context.seed, "eval", "env")
         with self._exclusive(), self._random_state_kept():
             if self._eval_group is None:
                 self._eval_group = self.env_group.for_evaluation()
                 self._eval_group.init(seed=seed)
-            tally = evaluate_episodes(
-                self._eval_group,
-                self.policy_group,
-                episodes=train.eval_episodes,
-                max_steps=train.max_eval_rollout_steps,
-                options={"obj_set": obj_set},
-                seed=seed,
-                check_stop=self._check_stop,
-            )
-        metrics = summarise(tally)
-        self.log(metrics, prefix)
-        return metrics
+            return self._measure(self._eval_group, obj_set, prefix, seed)
 
     def _record(self) -> None:
         """Write a video of the policy as it is now, or one of each task."""
