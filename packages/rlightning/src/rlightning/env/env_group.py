@@ -366,17 +366,6 @@ class EnvGroup:
         """Return environment steps per second, over all rows."""
         return self.throughput.get_stats()
 
-    def get_env_totals(self, *, reset: bool = False) -> dict[str, list[float]]:
-        """Return ``{metric: [sum, count]}`` over the episodes of all workers.
-
-        Args:
-            reset: forget them afterwards.
-        """
-        totals: dict[str, list[float]] = {}
-        for env in self.env_list:
-            _add_up(totals, env.get_env_stats(reset=reset))
-        return totals
-
     def get_env_stats(self, reset: bool = False) -> dict[str, float]:  # noqa: FBT001, FBT002  # public contract
         """Return the mean of every metric, and tell all workers that a rollout has finished.
 
