@@ -130,6 +130,24 @@ def test_what_cannot_be_meant_ends_with_2(command, complaint, capsys):
 
 
 @pytest.mark.parametrize(
+    ("flags", "complaint", "code"),
+    [
+        (["--env.kwargs", '{"bogus": 1}'], "cannot be made with --env.kwargs", 1),
+        (["--env.vectorization", "native"], "registers no native vector environment", 1),
+        (["--server-host", "http://here"], "is no address of a server (its scheme is 'http')", 1),
+        (["--server-host", "ws://here:port"], "is no address of a server", 1),
+        (["--runs-dir", "/proc/no"], "error: --runs-dir /proc/no: ", 2),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(flags, complaint, code, capsys, tmp_path):
+    known = ["--env.name", "Pendulum-v1", "--give-up-after", "0", "--runs-dir", str(tmp_path)]
+    assert main(["gym-v1", *known, *flags]) == code
+    said = capsys.readouterr().err
+    assert complaint in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
     "flags",
     [
         "--num-envs 0",

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import socket
+import ssl
 import threading
 import time
 
@@ -21,6 +22,7 @@ from plugrl_protocol.errors import (
     ConnectionReplaced,
     HandshakeError,
     MalformedMessageError,
+    MisuseError,
     ObservationRefusedError,
     OutOfTurnError,
     ServerFailedError,
@@ -494,3 +496,18 @@ def test_closing_a_client_that_never_connected_does_nothing(library):
 
 def test_a_close_frame_is_a_value():
     assert str(Close(1006)) == "1006"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://here", "ws://", "ws://:1", "ws://here:port", "ws://here:99999", "ws://here:0",
+     "ws://here:1#x", "ws://[::1:80", "here:8000", ""],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_before_anything_is_tried(url):
+    with pytest.raises(MisuseError, match="expected ws://host:port"):
+        EnvClient(url)
+
+
+def test_certificates_are_for_wss():
+    with pytest.raises(MisuseError, match="certificates are for wss"):
+        EnvClient("ws://here:1", ssl_context=ssl.create_default_context())

@@ -53,6 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         except EnvClientError as error:
             sys.stderr.write(f"{PROGRAM}: error: {error}\n")
             return 2
+    try:
+        (job.run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.stderr.write(f"{PROGRAM}: error: --runs-dir {job.args.runs_dir}: {error}\n")
+        return 2
     return _run(job)
 
 

@@ -83,6 +83,9 @@ class EnvClient:
         ssl_context: for ``wss``.
         library: ``"websockets"``, or ``"picows"`` with the extra ``[fast]``.
 
+    Raises:
+        MisuseError: `url` is no address of a server.
+
     Attributes:
         options: how it connects; replace it before the first connection to change timeouts.
         connections: how many connections there have been.

@@ -53,7 +53,7 @@ class GymEnv(BaseEnv[GymConfigT]):
 
     Raises:
         plugrl_envs.PlugrlEnvsError: it cannot be made; says why.
-        EnvContractError: ``config.kwargs`` is no JSON object.
+        EnvContractError: ``config.kwargs`` is no JSON object, or not what it takes.
     """
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  # as Gymnasium declares it
@@ -74,14 +74,22 @@ class GymEnv(BaseEnv[GymConfigT]):
         if config.render:
             options["render_mode"] = "rgb_array"
             wrappers.append(_add_frames)
-        self.vec_env = plugrl_envs.make_vec(
-            config.name,
-            num_envs,
-            vectorization=config.vectorization,
-            max_episode_steps=config.max_episode_steps,
-            env_kwargs=options,
-            wrappers=wrappers,
-        )
+        try:
+            self.vec_env = plugrl_envs.make_vec(
+                config.name,
+                num_envs,
+                vectorization=config.vectorization,
+                max_episode_steps=config.max_episode_steps,
+                env_kwargs=options,
+                wrappers=wrappers,
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, plugrl_envs.PlugrlEnvsError):
+                raise
+            raise EnvContractError(
+                f"{config.name} cannot be made with --env.kwargs {config.kwargs!r}: {error} "
+                "(--log-level debug shows where)"
+            ) from error
         self.metadata = {**self.vec_env.metadata, **type(self).metadata}
         self.single_observation_space = self.vec_env.single_observation_space
         self.observation_space = self.vec_env.observation_space

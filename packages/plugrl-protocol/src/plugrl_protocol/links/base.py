@@ -9,6 +9,7 @@ import hmac
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 from plugrl_protocol.errors import Close, MisuseError, WireError, close_too_big
 
@@ -48,6 +49,21 @@ class ClientOptions:
         """Headers to add to the handshake."""
         return {} if self.api_key is None else {"Authorization": f"Api-Key {self.api_key}"}
 
+    def __post_init__(self) -> None:
+        """Refuse what is no address of a server.
+
+        Raises:
+            MisuseError: says what is wrong with it.
+        """
+        wrong = _what_is_wrong(self.url)
+        if wrong:
+            raise MisuseError(
+                f"{self.url!r} is no address of a server ({wrong}); expected ws://host:port or "
+                "wss://host:port"
+            )
+        if self.ssl_context is not None and self.url.startswith("ws:"):
+            raise MisuseError(f"certificates are for wss://, and the server is at {self.url}")
+
 
 class ClientLink(Protocol):
     """A blocking connection to a server, used by one thread."""
@@ -67,6 +83,19 @@ class ClientLibrary(Protocol):
 
     def connect(self, options: ClientOptions) -> ClientLink:
         """Connect once; raises `ConnectFailedError` or `HandshakeError`."""
+
+
+def _what_is_wrong(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return str(error)
+    if parts.scheme not in ("ws", "wss"):
+        return f"its scheme is {parts.scheme!r}"
+    if not parts.hostname:
+        return "it names no host"
+    return "its port is 0" if port == 0 else "it has a fragment" if parts.fragment else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
