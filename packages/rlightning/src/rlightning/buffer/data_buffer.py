@@ -67,7 +67,7 @@ class DataBuffer:
         """Further keys of the ``buffer`` section that this class reads, with their defaults."""
 
         save_contents: bool = False
-        """Whether checkpoints hold the transitions too."""
+        """Whether checkpoints hold the transitions too, and a resumed run takes them over."""
 
     def __init__(  # the documented signature
         self,

@@ -407,7 +407,7 @@ class TrainingEngine(BaseEngine):
         state, saved, now = checkpoint.training, checkpoint.config_yaml, self.config.to_yaml()
         if not same_environments(saved, now):
             state = state | {"env": None}  # theirs would bring their settings back, too
-        if not self.config.buffer.get("save_contents"):
+        if self.config.buffer.get("save_contents") is False:  # not where it is no key
             state = state | {"buffer": without_rows(state["buffer"])}
         try:
             check_saved_rows(state["buffer"], marked=self.marks_rows)
