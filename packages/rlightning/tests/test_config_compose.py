@@ -1,8 +1,11 @@
 """Hydra composition: groups, overrides of every form, interpolation, and readable mistakes."""
 
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
+import hydra
 import pytest
+from hydra import initialize_config_dir
 
 from rlightning.config import compose, compose_main
 from rlightning.errors import ConfigError
@@ -151,3 +154,11 @@ def test_an_override_that_cannot_be_read_is_named_with_what_can(conf, override):
     assert message.startswith(f"{override!r} cannot be read; expected key=value")
     assert message.endswith("""as in 'key="the value"'""")
     assert compose(conf, "a", ['log.name="a[b]"']).log.name == "a[b]"
+
+
+def test_a_script_of_hydra_and_other_threads_may_compose_too(conf):
+    with initialize_config_dir(version_base=None, config_dir=str(conf)):
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(lambda _: compose_main(conf, "a").engine, range(12)))
+        assert hydra.compose(config_name="a").engine == "syncrl"
+    assert found == ["syncrl"] * 12

@@ -201,6 +201,17 @@ def test_cfg_job_of_a_broken_file_is_a_mistake_too(project, capsys):
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_one_run_at_a_time_in_a_process_and_one_after_the_other(project, capsys):
+    """Two at once would write into one log and draw from each other's random numbers."""
+
+    def main(config):
+        error = ends_with_code_2(capsys, project, "log.name=second")
+        assert "another run is under way in this process" in error
+
+    start(project, "log.name=first", main=main)
+    assert start(project, "log.name=second").log.name == "second"
+
+
 def test_a_relative_folder_is_beside_the_function(project, monkeypatch):
     import launched_policy
 

@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 _log = get_logger("launch")
+_RUNNING = threading.Lock()
 _EXIT_CODE_OF_A_MISTAKE = 2
 _EXIT_CODE_OF_A_LEFT_PIPE = 141  # what a shell says of a program that such a pipe has ended
 
@@ -146,7 +147,28 @@ def run_main(
         resume: a checkpoint, or a folder that holds some, to continue from, in the folder of the
             run that wrote it; an empty string means the newest of the run that `config` names.
         overwrite: whether an earlier run in the same folder may be written over.
+
+    Raises:
+        ConfigError: another run is under way in this process, or `config` cannot work.
     """
+    if not _RUNNING.acquire(blocking=False):
+        raise ConfigError(
+            "another run is under way in this process, and runs share its log files and random "
+            "numbers: wait until it ends, or start this one in a process of its own"
+        )
+    try:
+        _run(main_func, config, resume=resume, overwrite=overwrite)
+    finally:
+        _RUNNING.release()
+
+
+def _run(
+    main_func: Callable[[MainConfig], None],
+    config: MainConfig,
+    *,
+    resume: str | None,
+    overwrite: bool,
+) -> None:
     _apply_environment(config)
     load_modules_from_config(config)
     from rlightning.build import check_config, open_cluster

@@ -7,8 +7,10 @@ exists is for the configuration models to say, which suggest the right one.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import re
+import threading
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,12 +19,14 @@ from rlightning.config.schema import MainConfig
 from rlightning.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["CONFIGS", "compose", "compose_main"]
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 """The configurations that ship with the package."""
+
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequence[str] = ()) -> Any:
@@ -51,7 +55,7 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
         )
     prepared = [_accept_keys_that_files_leave_out(item, folder) for item in overrides]
     try:
-        with initialize_config_dir(version_base=None, config_dir=str(folder)):
+        with _hydra_to_itself(), initialize_config_dir(version_base=None, config_dir=str(folder)):
             return hydra_compose(config_name=name, overrides=prepared)
     except OverrideParseException as error:
         raise ConfigError(
@@ -61,6 +65,19 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
         ) from error
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
+
+
+@contextlib.contextmanager
+def _hydra_to_itself() -> Iterator[None]:
+    """Hydra has one state per process: take turns with other threads, and with a script's own."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    with _ONE_AT_A_TIME:
+        outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+        try:
+            yield
+        finally:
+            GlobalHydra.instance().hydra = outer  # another instance by now
 
 
 def compose_main(
