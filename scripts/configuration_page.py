@@ -24,6 +24,7 @@ SECTIONS = (
     ("BufferConfig", "config/schema.py", "`buffer`"),
     ("SamplerConfig", "config/schema.py", "`buffer.sampler`"),
     ("StorageConfig", "config/schema.py", "`buffer.storage`"),
+    ("DataBuffer.Extras", "buffer/data_buffer.py", "`buffer`, further keys of every buffer"),
     (
         "RolloutBuffer.Extras",
         "buffer/rollout_buffer.py",
