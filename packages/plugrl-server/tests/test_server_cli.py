@@ -262,6 +262,16 @@ def test_a_resumed_run_goes_on_where_it_stood_and_ends_at_its_steps(tmp_path):
     assert len(rows) > 4
 
 
+def test_a_run_that_goes_on_with_other_flags_says_so(tmp_path, caplog):
+    flags = ("--algo.global-steps", "200", "--exp-name", "a")
+    run(ppo_run(tmp_path, *flags), rounds=5)
+    run(ppo_run(tmp_path, *flags, "--resume", "--keep", "3"), rounds=5)
+    assert "another flag" not in caplog.text
+    run(ppo_run(tmp_path, *flags, "--resume", "--algo.gamma", "0.9"), rounds=5)
+    assert caplog.text.count("another flag") == 1
+    assert "another flag: --algo.gamma 0.9 (it was 0.99)" in caplog.text
+
+
 def test_a_stop_and_a_resume_change_no_byte_of_the_result(tmp_path):
     """The client reconnects at the same place in both runs; the server restarts in one."""
     ends = []

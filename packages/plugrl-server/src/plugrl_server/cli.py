@@ -122,7 +122,23 @@ def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgent
     if resumed is not None:
         server.trainer.restore(resumed)
         _log.info("resumed at step %d", resumed.step)
+        if choice.config is None:
+            for change in _changes(checkpoints.saved_config(resumed.step), _plain_config(choice)):
+                _log.warning("the run goes on with another flag: %s", change)
     return server
+
+
+def _changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name what a run learns by, and was saved with other values."""
+    changes = []
+    for group in ("policy", "algo"):
+        was, found = saved.get(group), now.get(group)
+        if isinstance(was, dict) and isinstance(found, dict):
+            for name in sorted(was.keys() & found.keys()):
+                if was[name] != found[name]:
+                    flag = f"--{group}.{name.replace('_', '-')}"
+                    changes.append(f"{flag} {found[name]} (it was {was[name]})")
+    return changes
 
 
 def _try_address(args: Args) -> None:

@@ -85,6 +85,14 @@ class CheckpointManager:
         """
         return _latest_step(self.checkpoint_dir)
 
+    def saved_config(self, step: int) -> dict[str, Any]:
+        """Give the configuration that a checkpoint was saved with."""
+        import yaml
+
+        text = (self.checkpoint_dir / str(step) / "config.yaml").read_text(encoding="utf-8")
+        saved: dict[str, Any] = yaml.safe_load(text)
+        return saved
+
     def has_step(self, step: int) -> bool:
         """Whether there is a whole checkpoint of a step."""
         return step in _steps(self.checkpoint_dir)
