@@ -207,6 +207,17 @@ def test_the_commands_shown_at_the_end_run_as_they_are(tmp_path, capsys):
     assert (tmp_path / "my runs" / "cartpole" / "seed-4" / "checkpoints").is_dir()
 
 
+def test_an_evaluation_ends_with_its_table(tmp_path, capsys):
+    logs = [f"log.log_dir={tmp_path}"]
+    main(["train", "cartpole_ppo", *SHORT, *logs, "log.name=trained"])
+    capsys.readouterr()
+    trained = f"train.checkpoint={tmp_path}/cartpole/trained"
+    main(["train", "cartpole_ppo", *SHORT, *logs, "log.name=measured", "engine=eval", trained])
+    text = capsys.readouterr().err
+    assert "mean return" in text
+    assert "next:" not in text
+
+
 def test_a_stopped_run_shows_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
     from rlightning.engine import SyncRLEngine
 

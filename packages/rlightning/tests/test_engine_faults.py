@@ -218,6 +218,26 @@ def test_wrong_names_are_refused_before_anything_is_built(tmp_path, changes, kin
     assert re.search(message, str(caught.value)), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "json:JSONDecoder"}, "engine 'json:JSONDecoder' is .* subclass of BaseEngine"),
+        ({"policy": {"type": "json:JSONDecoder"}}, "policy .* expected a subclass of BasePolicy"),
+        (
+            {"buffer": {"type": "json:JSONDecoder", "capacity": 1}},
+            "buffer .* expected a subclass of DataBuffer",
+        ),
+        (
+            {"env": {"name": "a", "backend": "json:JSONDecoder", "task": "t"}},
+            "backend .* expected a subclass of BaseEnv",
+        ),
+    ],
+)
+def test_a_class_of_another_kind_is_refused_before_anything_is_built(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        check_config(configuration(tmp_path, "none", **changes))
+
+
 def test_an_environment_that_does_not_exist_suggests_one(tmp_path):
     env = {"name": "a", "backend": "gymnasium", "task": "CartPol-v1"}
     with pytest.raises(ConfigError, match="CartPole"):

@@ -49,12 +49,12 @@ def check_config(config: MainConfig) -> None:
     """
     _engine_class(config)
     for env in config.env:
-        kind = ENVS.get(env.backend)
+        kind = _env_class(env.backend)
         _resolve(env, kind, path="env")
         _check_evaluation(env, kind)
         if config.train.record_episodes:
             kind.check_frames("train.record_episodes")
-    _resolve(config.buffer, BUFFERS.get(config.buffer.type), path="buffer")
+    _resolve(config.buffer, _buffer_class(config.buffer.type), path="buffer")
     _resolve(config.policy, _policy_class(config.policy.type), path="policy")
     _resolve_train(config)
     _check_batch(config)
@@ -92,7 +92,7 @@ def build_env_group(
     tasks: list[str] = []
     names = task_names([entry.name for entry in entries])
     for entry, function, task in zip(entries, functions, names, strict=True):
-        _resolve(entry, ENVS.get(entry.backend), path="env")
+        _resolve(entry, _env_class(entry.backend), path="env")
         workers += define_env_instance_cfgs(entry, entry.num_workers)
         per_worker += [function] * entry.num_workers
         tasks += [task] * entry.num_workers
@@ -203,7 +203,7 @@ def build_data_buffer(  # noqa: PLR0913  # the documented signature
         "postprocess_fn": postprocess_fn,
     }
     stages = {name: stage for name, stage in given.items() if stage is not None}
-    kind = BUFFERS.get(buffer_cls)
+    kind = _buffer_class(buffer_cls)
     _resolve(buffer_cfg, kind, path="buffer")
     cluster = current_cluster()
     if cluster is None and buffer_cfg.storage.type == "sharded":
@@ -264,16 +264,33 @@ def build_engine(
 def _policy_class(name: str) -> type[Any]:
     from rlightning.policy import BasePolicy
 
-    kind = POLICIES.get(name)
-    if not issubclass(kind, BasePolicy):
-        raise ConfigError(f"{name!r} is {kind!r}; a policy is a subclass of BasePolicy")
-    return kind
+    return _checked(POLICIES.get(name), BasePolicy, f"policy {name!r}")
+
+
+def _env_class(name: str) -> type[Any]:
+    from rlightning.env import BaseEnv
+
+    return _checked(ENVS.get(name), BaseEnv, f"backend {name!r}")
+
+
+def _buffer_class(name: str) -> type[Any]:
+    from rlightning.buffer import DataBuffer
+
+    return _checked(BUFFERS.get(name), DataBuffer, f"buffer {name!r}")
 
 
 def _engine_class(config: MainConfig) -> type[Any]:
+    from rlightning.engine import BaseEngine
+
     if config.engine is None:
         raise ConfigError(f"`engine` is not set; choose one of {', '.join(ENGINE.names())}")
-    return ENGINE.get(config.engine)
+    return _checked(ENGINE.get(config.engine), BaseEngine, f"engine {config.engine!r}")
+
+
+def _checked(kind: type[Any], base: type[Any], name: str) -> type[Any]:
+    if not issubclass(kind, base):
+        raise ConfigError(f"{name} is {kind!r}; expected a subclass of {base.__name__}")
+    return kind
 
 
 def _resolve_train(config: MainConfig) -> None:

@@ -87,6 +87,8 @@ def _print_summary(config: MainConfig, name: str, overrides: Sequence[str]) -> N
         if key in latest:
             table.add_row(label, f"{latest[key]:,.{digits}f}")
     console.print(table)
+    if not list_checkpoints(config.run.checkpoint_dir):
+        return  # an evaluation: it has trained nothing to go on with
     checkpoint = find_checkpoint(config.run.checkpoint_dir)
     seed = config.run.seed + 1
     kept = [item for item in overrides if not item.startswith(("train.seed=", "log.name="))]
