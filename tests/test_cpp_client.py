@@ -129,6 +129,14 @@ def test_a_client_without_a_key_or_a_server_exits_non_zero(programs):
     assert len(finished.arrivals) == 1
 
 
+def test_the_key_may_stand_in_the_environment_as_it_does_for_the_python_client(
+    programs, monkeypatch
+):
+    monkeypatch.setenv("PLUGRL_API_KEY", exam.KEY)
+    client = exam.command(str(programs / "probe"), "--host", "{host}", "--port", "{port}")
+    assert asyncio.run(exam.examine("key", client)).violations == []
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "expected"),
     [

@@ -72,6 +72,7 @@ struct Options {
     template <typename Other>
     static Options parse(int argc, char** argv, Other other) {
         Options o;
+        if (const char* key = std::getenv("PLUGRL_API_KEY")) o.api_key = key;
         for (int i = 1; i < argc; ++i) {
             const std::string flag = argv[i];
             if (flag == "--wait-for-next-run") {
@@ -196,7 +197,8 @@ class Client {
             const bool retry = closed.code == 1001 || closed.code == 1006 || closed.code == 1012 || closed.code == 1013;
             return retry ? std::nullopt : std::optional<int>(1);
         } catch (const HttpRefused& refused) {
-            std::cerr << "refused by the server: " << refused.what() << "\n";
+            std::cerr << "refused by the server: " << refused.what();
+            std::cerr << (refused.status == 401 ? ", which wants another key: --api-key, or PLUGRL_API_KEY\n" : "\n");
             const bool busy = refused.status == 502 || refused.status == 503 || refused.status == 504;
             return busy ? std::nullopt : std::optional<int>(1);
         } catch (const Unreachable& error) {

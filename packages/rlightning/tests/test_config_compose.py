@@ -156,6 +156,12 @@ def test_an_override_that_cannot_be_read_is_named_with_what_can(conf, override):
     assert compose(conf, "a", ['log.name="a[b]"']).log.name == "a[b]"
 
 
+@pytest.mark.parametrize("override", ["train.seed=0,1", "train.seed=range(3)"])
+def test_a_sweep_is_answered_with_the_loop_that_does_it(conf, override):
+    with pytest.raises(ConfigError, match=r"train\.seed=.*: one command is one run.*for seed in"):
+        compose(conf, "a", [override])
+
+
 def test_a_script_of_hydra_and_other_threads_may_compose_too(conf):
     with initialize_config_dir(version_base=None, config_dir=str(conf)):
         with ThreadPoolExecutor(4) as threads:

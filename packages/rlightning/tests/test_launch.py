@@ -148,6 +148,11 @@ def test_an_unknown_option_is_refused(project, capsys):
     assert "unrecognized arguments: --nothing" in ends_with_code_2(capsys, project, "--nothing")
 
 
+@pytest.mark.parametrize("option", ["-m", "--multirun"])
+def test_hydras_sweeps_are_answered_with_the_loop_that_does_it(project, capsys, option):
+    assert "one command is one run" in ends_with_code_2(capsys, project, option, "train.seed=0,1")
+
+
 def test_the_name_of_the_configuration_is_needed(project, capsys):
     with pytest.raises(SystemExit) as caught:
         launch(print, project / "conf", [])

@@ -19,6 +19,7 @@ import threading
 from typing import TYPE_CHECKING, TextIO
 
 from rlightning.config import MainConfig, compose, compose_main
+from rlightning.config.compose import NO_SWEEP
 from rlightning.errors import USER_ERRORS, CheckpointError, ConfigError, StopRequested
 from rlightning.utils.logger import close_logger, get_logger
 from rlightning.utils.registry import load_modules_from_config
@@ -267,7 +268,8 @@ def parse_with_overrides(
     arguments, rest = parser.parse_known_args(argv)
     wrong = [item for item in rest if item.startswith("-") or "overrides" not in arguments]
     if wrong:
-        parser.error(f"unrecognized arguments: {' '.join(wrong)}")
+        sweeps = {"-m", "--multirun"}.intersection(wrong)
+        parser.error(f"unrecognized arguments: {' '.join(wrong)}" + f"; {NO_SWEEP}" * bool(sweeps))
     if rest:
         arguments.overrides = [*arguments.overrides, *rest]
     if _is_override(getattr(arguments, "resume", None)):  # `--resume a.b=c`: no value was meant

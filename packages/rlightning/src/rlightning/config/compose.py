@@ -21,10 +21,16 @@ from rlightning.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["CONFIGS", "compose", "compose_main"]
+__all__ = ["CONFIGS", "NO_SWEEP", "compose", "compose_main"]
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
 """The configurations that ship with the package."""
+
+NO_SWEEP = (
+    "one command is one run, with one value per key (a list stands in brackets); for several "
+    "values write a loop, as in: for seed in 0 1 2; do rlightning train CONFIG train.seed=$seed "
+    "log.name=seed-$seed; done"
+)
 
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -64,7 +70,9 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
             """as in 'key="the value"'"""
         ) from error
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot compose {name}.yaml: {error}") from error
+        sweep = "--multirun" in str(error) and re.search(r"'\+*(.*)'", str(error))
+        why = f"{sweep[1]}: {NO_SWEEP}" if sweep else f"cannot compose {name}.yaml: {error}"
+        raise ConfigError(why) from error
 
 
 @contextlib.contextmanager
