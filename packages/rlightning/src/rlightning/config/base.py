@@ -58,8 +58,12 @@ class Config(BaseModel):
         return (dict.fromkeys(type(self).model_fields) | (self.__pydantic_extra__ or {})).keys()
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any] | Config | None) -> Self:
+    def from_dict(cls, data: dict[str, Any] | Config | None, *, path: str = "") -> Self:
         """Return the section that `data` describes; without any, the section of all defaults.
+
+        Args:
+            data: keys and values.
+            path: where the section stands in a run's configuration, for messages.
 
         Raises:
             ConfigError: keys are unknown or values invalid; each is listed with its path.
@@ -67,7 +71,7 @@ class Config(BaseModel):
         try:
             return cls(**(data.to_dict() if isinstance(data, Config) else data or {}))
         except ValidationError as error:
-            raise ConfigError(_render(error, cls.__name__)) from error
+            raise ConfigError(_render(error, path or cls.__name__, prefix=path)) from error
 
     @classmethod
     def read(cls, section: Config | None) -> Self:

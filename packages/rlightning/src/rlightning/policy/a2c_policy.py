@@ -69,7 +69,7 @@ class A2CPolicy(PPOPolicy):
         return PPOTrainConfig.from_dict({"ppo_epochs": 1, "minibatch_size": sys.maxsize, **keys})
 
     def _make_optimizer(self, optim_cfg: Any) -> torch.optim.Optimizer:
-        settings = A2COptimConfig.from_dict(optim_cfg)
+        settings = A2COptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         parameters = list(self.actor_critic.parameters())
         if settings.optimizer == "adam":
             return torch.optim.Adam(parameters, lr=settings.lr, eps=settings.eps, fused=True)

@@ -90,7 +90,7 @@ class DQNPolicy(OffPolicy):
                 f"the action space is {space}; DQNPolicy takes a Discrete one. SACPolicy and "
                 "TD3Policy take a bounded Box, PPOPolicy both"
             )
-        network = DQNModelConfig.from_dict(self.config.model_cfg)
+        network = DQNModelConfig.from_dict(self.config.model_cfg, path="policy.model_cfg")
         self.hyper = DQNTrainConfig.read(self.config.train_config)
         self.first_action = int(space.start)
         self.q_network = ActionValues(
@@ -103,7 +103,7 @@ class DQNPolicy(OffPolicy):
         """Create Adam."""
         self.check_batch_size()
         self.synchronize(self.target_network, self.q_network)
-        settings = DQNOptimConfig.from_dict(optim_cfg)
+        settings = DQNOptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         parameters = self.q_network.parameters()
         self.optimizers = {"q": torch.optim.Adam(parameters, lr=settings.lr, fused=True)}
 

@@ -64,7 +64,7 @@ class PPOPolicy(BasePolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critic and normalisers for the spaces of `env_meta`."""
-        network = self.model_config.from_dict(self.config.model_cfg)
+        network = self.model_config.from_dict(self.config.model_cfg, path="policy.model_cfg")
         self.actor_critic = self._make_network(env_meta, network)
         self.observation_normalizer = None
         if network.normalize_observations:
@@ -95,7 +95,7 @@ class PPOPolicy(BasePolicy):
         return self.TrainExtras.read(train)
 
     def _make_optimizer(self, optim_cfg: Any) -> torch.optim.Optimizer:
-        settings = PPOOptimConfig.from_dict(optim_cfg)
+        settings = PPOOptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         groups = self._parameter_groups(settings)
         return torch.optim.Adam(groups, eps=settings.eps, betas=settings.betas, fused=True)
 

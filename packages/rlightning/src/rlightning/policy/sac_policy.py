@@ -102,7 +102,7 @@ class SACPolicy(OffPolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critics, their slow copies and the temperature."""
-        network = self.model_config.from_dict(self.config.model_cfg)
+        network = self.model_config.from_dict(self.config.model_cfg, path="policy.model_cfg")
         self.hyper = self.train_config.read(self.config.train_config)
         self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
@@ -120,7 +120,7 @@ class SACPolicy(OffPolicy):
         """Create one Adam for actor, critics and temperature each."""
         self.check_batch_size()
         self.synchronize(self.target_critic, self.critic)
-        rates = SACOptimConfig.from_dict(optim_cfg)
+        rates = SACOptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         target = self.hyper.target_entropy
         self.target_entropy = -float(self.unit_actions.size) if target is None else target
         learned = {

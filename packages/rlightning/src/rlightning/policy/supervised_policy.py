@@ -89,11 +89,11 @@ class SimpleSupervisedPolicy(BasePolicy):
         if given.get("network") == "squashed":
             options = {key: value for key, value in given.items() if key != "network"}
             self.unit_actions = UnitActions(env_meta.action_space)
-            config = QNetworkConfig.from_dict(options)
+            config = QNetworkConfig.from_dict(options, path="policy.model_cfg")
             self.actor = SquashedGaussianActor(space, self.unit_actions.size, config)
             self._normalize(space, config)
             return
-        network = SupervisedModelConfig.from_dict(given)
+        network = SupervisedModelConfig.from_dict(given, path="policy.model_cfg")
         self.actor_critic = ActorCritic(
             space, env_meta.action_space, network.actor_critic_options()
         )
@@ -110,7 +110,7 @@ class SimpleSupervisedPolicy(BasePolicy):
             ConfigError: the loss does not go with the action space.
         """
         self.hyper = SupervisedTrainConfig.read(self.config.train_config)
-        settings = SupervisedOptimConfig.from_dict(optim_cfg)
+        settings = SupervisedOptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         wanted = self.hyper.loss
         self.loss = ("mse" if self.is_box else "cross_entropy") if wanted == "auto" else wanted
         if (self.loss == "cross_entropy") is self.is_box:

@@ -78,7 +78,7 @@ class TD3Policy(OffPolicy):
 
     def construct_network(self, env_meta: EnvMeta, *args: Any, **kwargs: Any) -> None:
         """Build actor, critics and the slow copies of both."""
-        network = CriticConfig.from_dict(self.config.model_cfg)
+        network = CriticConfig.from_dict(self.config.model_cfg, path="policy.model_cfg")
         self.hyper = TD3TrainConfig.read(self.config.train_config)
         self._activation = network.activation
         self.unit_actions = UnitActions(env_meta.action_space)
@@ -94,7 +94,7 @@ class TD3Policy(OffPolicy):
         self.check_batch_size()
         self.synchronize(self.target_actor, self.actor)
         self.synchronize(self.target_critic, self.critic)
-        rates = TD3OptimConfig.from_dict(optim_cfg)
+        rates = TD3OptimConfig.from_dict(optim_cfg, path="policy.optim_cfg")
         adam = torch.optim.Adam
         self.optimizers = {
             "actor": adam(self.actor.parameters(), lr=rates.actor_lr, fused=True),
