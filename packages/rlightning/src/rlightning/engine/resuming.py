@@ -50,31 +50,28 @@ def differences(saved_yaml: str, yaml_now: str) -> str:
 
     Empty where none has, or where the checkpoint holds no configuration.
     """
-    saved, now = (dict(_flat(yaml.safe_load(text) or {})) for text in (saved_yaml, yaml_now))
-    lines = [
-        f"\n  {key}: {saved.get(key)} there, {now.get(key)} here"
-        for key in sorted(saved.keys() | now.keys())
-        if saved.get(key) != now.get(key) and _may_matter(key)
-    ]
-    return "".join(lines) if saved else ""
+    saved, now = (yaml.safe_load(text) or {} for text in (saved_yaml, yaml_now))
+    changed = _compare(saved, now) if saved else ()
+    return "".join(f"\n  {key}: {a} there, {b} here" for key, a, b in changed if _may_matter(key))
 
 
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _flat(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for index, item in enumerate(value):
-            yield from _flat(item, f"{path}.{index}")
-    else:
-        yield path, value
+def _compare(saved: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two configurations differ, by path, with both values."""
+    if all(isinstance(value, list) and dict in map(type, value) for value in (saved, now)):
+        saved, now = dict(enumerate(saved)), dict(enumerate(now))
+    if isinstance(saved, dict) and isinstance(now, dict):
+        for key in [*saved, *(key for key in now if key not in saved)]:
+            yield from _compare(saved.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif saved != now:
+        there, here = ("a section" if isinstance(item, dict) else item for item in (saved, now))
+        yield path, there, here
 
 
 def _may_matter(key: str) -> bool:
     section, _, name = key.partition(".")
     if section == "train":
         return not any(part in name for part in _ALWAYS_FREE)
-    return section not in _OF_ANY_RUN
+    return section not in _OF_ANY_RUN and not name.endswith("num_gpus")
 
 
 def without_rows(buffer_state: dict[str, Any]) -> dict[str, Any]:
