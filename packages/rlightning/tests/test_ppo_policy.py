@@ -268,6 +268,16 @@ def test_every_kind_of_observation_goes_through_buffer_and_update(observation_sp
     assert torch.equal(parameters_of(group.train_list[0]), parameters_of(group.eval_list[0]))
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("fused", ["off", "auto"])
+def test_an_environment_without_anything_to_observe_is_learned_too(fused):
+    group, meta = make_group(
+        spaces.Box(-1, 1, (0,)), spaces.Discrete(2), n_envs=2, fused_update=fused
+    )
+    update(group, collect(group, meta, RandomEnv(meta), 8))
+    assert torch.isfinite(parameters_of(group.train_list[0])).all()
+
+
 @pytest.mark.parametrize("fused", ["auto", "off"])
 @pytest.mark.parametrize(("n_rows", "size"), [(65, 64), (33, 16), (10, 64), (1, 64), (12, 1)])
 def test_every_row_is_used_once_per_pass_whatever_is_left_over(fused, n_rows, size):

@@ -104,7 +104,9 @@ class FlatViews:
             start = stop
         # As a forward pass reads them.
         self.joint_weight_T = [weight.transpose(0, 2, 1) for weight in self.joint_weight]
-        self.wide_weight_T = self.joint_weight[0].reshape(-1, layers.actor[0].in_features).T
+        first = layers.actor[0]
+        wide = self.joint_weight[0].reshape(2 * first.out_features, first.in_features)
+        self.wide_weight_T = wide.T
         self.wide_bias = self.joint_bias[0].reshape(-1)
         self.row_bias = [bias[:, None] for bias in self.joint_bias]
         heads = self.by_parameter[4 * (len(layers.actor) - 1) :]
