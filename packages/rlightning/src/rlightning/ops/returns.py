@@ -58,6 +58,19 @@ def _same_shape(reference: Tensor, **others: Tensor) -> None:
             )
 
 
+def _ends(
+    reward_TN: Tensor, terminated_TN: Tensor, truncated_TN: Tensor, **others: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return where episodes were terminated, and where they were cut at all, as bool [T, N].
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    _same_shape(reward_TN, terminated=terminated_TN, truncated=truncated_TN, **others)
+    terminated = terminated_TN.bool()
+    return terminated, terminated | truncated_TN.bool()
+
+
 def _next_value_or_zero(next_value: Tensor, terminated: Tensor) -> Tensor:
     """Remove the bootstrap of terminated steps; selection, so that a NaN there cannot leak."""
     return next_value.masked_fill(terminated, 0.0)
@@ -105,14 +118,8 @@ def gae(
     Raises:
         ValueError: shapes differ.
     """
-    _same_shape(
-        reward_TN,
-        value=value_TN,
-        next_value=next_value_TN,
-        terminated=terminated_TN,
-        truncated=truncated_TN,
-    )
-    terminated, cut = terminated_TN.bool(), terminated_TN.bool() | truncated_TN.bool()
+    values = {"value": value_TN, "next_value": next_value_TN}
+    terminated, cut = _ends(reward_TN, terminated_TN, truncated_TN, **values)
     delta = reward_TN + gamma * _next_value_or_zero(next_value_TN, terminated) - value_TN
     decay = (~cut).to(delta.dtype) * (gamma * gae_lambda)
     advantage = _scan_backwards(delta, decay)
@@ -137,8 +144,7 @@ def discounted_sum(
     Raises:
         ValueError: shapes differ.
     """
-    _same_shape(reward_TN, terminated=terminated_TN, truncated=truncated_TN)
-    cut = terminated_TN.bool() | truncated_TN.bool()
+    _, cut = _ends(reward_TN, terminated_TN, truncated_TN)
     return _scan_backwards(reward_TN, (~cut).to(reward_TN.dtype) * gamma)
 
 
@@ -207,9 +213,7 @@ def n_step_returns(
     Raises:
         ValueError: shapes differ, or ``n_steps`` is below 1.
     """
-    _same_shape(
-        reward_TN, next_value=next_value_TN, terminated=terminated_TN, truncated=truncated_TN
-    )
+    terminated, cut = _ends(reward_TN, terminated_TN, truncated_TN, next_value=next_value_TN)
     if n_steps < 1:
         raise ValueError(f"n_steps is {n_steps}, expected at least 1")
     n_total = len(reward_TN)
@@ -217,11 +221,10 @@ def n_step_returns(
     offsets = torch.arange(min(n_steps, n_total), device=reward_TN.device)
     # [K, T]: the k-th step of the window that starts at t; the last step closes every window.
     index = (starts + offsets.unsqueeze(1)).clamp(max=n_total - 1)
-    cut = terminated_TN.bool() | truncated_TN.bool()
     cut[-1] = True
-    window = n_step_window(reward_TN[index], terminated_TN.bool()[index], cut[index], gamma=gamma)
+    window = n_step_window(reward_TN[index], terminated[index], cut[index], gamma=gamma)
     last = starts.reshape(-1, *[1] * (reward_TN.dim() - 1)) + window.length_B - 1
-    bootstrap = _next_value_or_zero(next_value_TN, terminated_TN.bool()).gather(0, last)
+    bootstrap = _next_value_or_zero(next_value_TN, terminated).gather(0, last)
     return window.reward_B + window.discount_B * bootstrap
 
 
@@ -262,15 +265,8 @@ def vtrace(  # noqa: PLR0913 - six columns of one rollout and the method's four 
     Raises:
         ValueError: shapes differ.
     """
-    _same_shape(
-        reward_TN,
-        value=value_TN,
-        next_value=next_value_TN,
-        terminated=terminated_TN,
-        truncated=truncated_TN,
-        log_ratio=log_ratio_TN,
-    )
-    terminated, cut = terminated_TN.bool(), terminated_TN.bool() | truncated_TN.bool()
+    values = {"value": value_TN, "next_value": next_value_TN, "log_ratio": log_ratio_TN}
+    terminated, cut = _ends(reward_TN, terminated_TN, truncated_TN, **values)
     next_value = _next_value_or_zero(next_value_TN, terminated)
     ratio = log_ratio_TN.exp()
     rho, trace = ratio.clamp(max=rho_bar), ratio.clamp(max=c_bar) * trace_lambda
@@ -318,15 +314,8 @@ def advantage_of_targets(
     Raises:
         ValueError: shapes differ.
     """
-    _same_shape(
-        reward_TN,
-        value=value_TN,
-        next_value=next_value_TN,
-        target=target_TN,
-        terminated=terminated_TN,
-        truncated=truncated_TN,
-    )
-    terminated, cut = terminated_TN.bool(), terminated_TN.bool() | truncated_TN.bool()
+    values = {"value": value_TN, "next_value": next_value_TN, "target": target_TN}
+    terminated, cut = _ends(reward_TN, terminated_TN, truncated_TN, **values)
     correction = torch.zeros_like(value_TN)
     correction[:-1] = (target_TN - value_TN)[1:].masked_fill(cut[:-1], 0.0)
     bootstrap = _next_value_or_zero(next_value_TN, terminated) + trace_lambda * correction
