@@ -4,6 +4,8 @@ import importlib
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 
 import gymnasium as gym
 import pytest
@@ -92,6 +94,34 @@ def test_every_name_is_where_the_reference_has_it_or_listed_as_not_kept(line):
     listed = DIFFERENCES.read_text(encoding="utf-8")
     missing = [name for name in names.split() if not found(module, name)]
     assert [name for name in missing if f"`{name}`" not in listed] == []
+
+
+EVERY_MODULE = """
+import importlib, logging, pkgutil, signal, sys, threading
+import rlightning
+
+def everything_global():
+    root = logging.getLogger()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    return root.level, list(root.handlers), handlers, threading.enumerate()
+
+before = everything_global()
+for found in pkgutil.walk_packages(rlightning.__path__, "rlightning."):
+    if "templates" not in found.name and found.name != "rlightning.runtime.ray":
+        importlib.import_module(found.name)
+assert everything_global() == before, everything_global()
+assert not logging.getLogger("rlightning").handlers
+heavy = {"ray", "matplotlib", "wandb", "mlflow", "minari"} & sys.modules.keys()
+assert not heavy, heavy
+"""
+
+
+def test_importing_every_module_prints_and_starts_nothing_and_loads_no_ray():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", EVERY_MODULE],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 BUILDERS = """
