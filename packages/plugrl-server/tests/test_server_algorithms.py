@@ -250,6 +250,32 @@ def test_rewards_are_divided_by_the_spread_of_the_forward_discounted_return():
     assert float(algorithm.return_stats.mean) == pytest.approx(returns.mean())
 
 
+def test_absurd_states_of_one_client_do_not_stop_sac_from_learning():
+    """Adam would not forget: without them the weights end where they end with them."""
+    generator = torch.Generator().manual_seed(0)
+    rows = {
+        "obs": torch.randn(64, 2, generator=generator),
+        "action": torch.rand(64, 2, generator=generator),
+        "reward": torch.rand(64, generator=generator),
+        "discount": torch.full((64,), 0.9),
+        "next_obs": torch.randn(64, 2, generator=generator),
+    }
+    spoiled = {name: column.clone() for name, column in rows.items()}
+    spoiled["obs"][3, 0] = 1e12
+    spoiled["next_obs"][40, 1] = -1e9
+    usual = torch.ones(64, dtype=torch.bool)
+    usual[[3, 40]] = False
+    ends = []
+    for batch in (spoiled, {name: column[usual] for name, column in rows.items()}):
+        torch.manual_seed(0)
+        algorithm = sac()
+        algorithm._batches = [batch] * 3
+        algorithm.learn_impl()
+        ends.append(algorithm.policy.state_dict())
+    for name, tensor in ends[0].items():
+        torch.testing.assert_close(tensor, ends[1][name], msg=name)
+
+
 def test_one_absurd_reward_does_not_hide_all_others():
     algorithm = gaussian_ppo(gamma=0.5, buffer_size=8)
     rewards = [1, 2, 4, 8, 1e14, 3, 5, 7]

@@ -26,6 +26,7 @@ from plugrl_server.algorithm.torch_state import (
     publish,
 )
 from plugrl_server.buffer.replay_buffer import ReplayBuffer
+from plugrl_server.common.outliers import usual_transitions
 from plugrl_server.common.trees import map_tree, take
 from plugrl_server.errors import PolicyContractError
 from plugrl_server.policy.state import pick_fields
@@ -202,7 +203,7 @@ class SACAlgorithm(BaseAlgorithm):
         logged: dict[str, float] = {}
         batches, self._batches = self._batches, []
         for done, batch in enumerate(batches, start=1):
-            logged |= self._update(batch)
+            logged |= self._update(usual_transitions(batch))
             self.report_learn_progress(done, len(batches))
         counters = {"updates": self.updates, "skipped_updates": self.skipped_updates}
         return self.global_step, {"losses": logged, "train": counters}
