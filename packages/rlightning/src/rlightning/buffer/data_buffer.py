@@ -13,9 +13,15 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from rlightning.buffer.amounts import (
+    divide,
+    refuse_never_enough,
+    refuse_nothing,
+    refuse_too_few,
+)
 from rlightning.buffer.columns import Path, nest
 from rlightning.buffer.flattening import flat_columns, flatten_env_major
-from rlightning.buffer.indexing import is_single, positions
+from rlightning.buffer.indexing import is_single, one_per_row, positions
 from rlightning.buffer.pipeline import Pipeline
 from rlightning.buffer.row_segment import RowSegment
 from rlightning.buffer.sampler import make_sampler
@@ -284,7 +290,7 @@ class DataBuffer:
             raise ContractError(
                 f"observations of {ids} and responses to {batched_policy_resp.ids()} do not match"
             )
-        flags = _flags(truncations, len(ids))
+        flags = one_per_row(truncations, len(ids))
         for env_id, env_ret, response, truncated in zip(
             ids, batched_env_ret.values(), batched_policy_resp.values(), flags, strict=True
         ):
@@ -331,7 +337,7 @@ class DataBuffer:
         count = len(batched_data)
         if isinstance(truncations, bool):
             truncations = [truncations] * count
-        flags = _flags(truncations, count)
+        flags = one_per_row(truncations, count)
         for (env_id, data), truncated in zip(batched_data, flags, strict=True):
             self.add_data_async(env_id, data, truncated)
 
@@ -496,57 +502,28 @@ class DataBuffer:
         size = self.size()
         takes_all = self.sampler.takes_all(batch_size)
         if not takes_all:
-            self._refuse_if_too_few(self._least(batch_size))
+            refuse_too_few(self._least(batch_size), size, self._unit())
         if takes_all and not shuffle and self._train_workers == 1:
             batch = _batch(self._gather(None))
             return [batch.clone() if self._keeps_sampled else batch]
         indices = self.sampler.sample(batch_size, size, shuffle)
-        return [_batch(self._gather(part)) for part in self._divide(indices, drop_last)]
+        return [_batch(self._gather(part)) for part in self._divide(indices, drop_last=drop_last)]
 
-    def _divide(self, indices: Indices, drop_last: bool) -> list[Indices]:  # noqa: FBT001
-        workers = self._train_workers
-        surplus = len(indices) % workers
-        if surplus and drop_last:
-            indices = indices[:-surplus]
-        elif surplus:
-            indices = np.concatenate([indices, np.resize(indices, workers - surplus)])
-        if len(indices) < workers:
-            raise ValueError(f"{len(indices)} rows cannot be divided over {workers} train workers")
-        return np.split(indices, workers)  # what stands together in time stays together
+    def _divide(self, indices: Indices, *, drop_last: bool) -> list[Indices]:
+        return divide(indices, self._train_workers, drop_last=drop_last)
 
     def _refuse_if_empty(self) -> None:
-        if self.size():
-            return
-        waiting = self.pending_size()
-        hint = (
-            f"; {waiting} transitions wait in unfinished segments: end them with "
-            "truncate_episodes, or pass truncations with the last rows"
-            if waiting
-            else "; add transitions first"
-        )
-        raise ValueError(f"the buffer is empty{hint}")
+        if not self.size():
+            refuse_nothing(self.pending_size())
 
-    def _refuse_if_too_few(self, batch_size: int | None) -> None:
-        size = self.size()
-        if batch_size is not None and batch_size > size:
-            raise ValueError(
-                f"a batch of {batch_size} was asked for, but the buffer holds {size} "
-                f"{self._unit()}; collect more before sampling, or lower the batch size"
-            )
+    def _refuse_if_never_enough(self, wanted: int) -> None:
+        if self.storage.is_full:
+            capacity = self.config.capacity
+            refuse_never_enough(wanted, self.size(), self._unit(), capacity=capacity)
 
     def _least(self, batch_size: int | None) -> int | None:
         """Return how many rows there must be for a batch of `batch_size`."""
         return batch_size
-
-    def _refuse_if_never_enough(self, wanted: int) -> None:
-        """Refuse to wait for more episodes than the capacity, which counts transitions, holds."""
-        size = self.size()
-        if size < wanted and self.storage.is_full:
-            raise ConfigError(
-                f"the learner waits for {wanted} {self._unit()}, and the buffer is full with {size}"
-                f" of them: buffer.capacity is {self.config.capacity} transitions. Raise it, or "
-                "lower train.batch_size or buffer.min_size"
-            )
 
     def _unit(self) -> str:
         return f"{self.config.storage.unit}s"
@@ -614,16 +591,6 @@ class DataBuffer:
             self.sampler.generator.bit_generator.state = state["sampler"]
             if "contents" in state:
                 self._load_contents(state["contents"])
-
-
-def _flags(truncations: Any, count: int) -> Sequence[bool]:
-    if truncations is None:
-        return [False] * count
-    if not isinstance(truncations, (list, tuple)):
-        raise TypeError(f"truncations is a {type(truncations).__name__}; expected a list")
-    if len(truncations) != count:
-        raise ContractError(f"{len(truncations)} truncations for {count} rows")
-    return truncations
 
 
 def _batch(columns: dict[Path, torch.Tensor]) -> TensorDict:

@@ -1,4 +1,4 @@
-"""Which transitions an index means: a decision over numbers, for every kind of buffer."""
+"""Which transitions an index means, and which rows are truncated, for every kind of buffer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import torch
 
+from rlightning.errors import ContractError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlightning.buffer.columns import Indices
 
-__all__ = ["Index", "is_single", "positions"]
+__all__ = ["Index", "is_single", "one_per_row", "positions"]
 
 Index: TypeAlias = "int | slice | Sequence[int] | np.ndarray[Any, Any] | torch.Tensor"
 """What may stand in ``buffer[...]``."""
@@ -65,3 +67,14 @@ def _as_array(index: Any) -> np.ndarray[Any, Any]:
         return np.asarray(index)
     except ValueError:  # a list of lists of different lengths
         return np.empty(0, dtype=object)
+
+
+def one_per_row(truncations: Any, count: int) -> Sequence[bool]:
+    """Return `truncations`, one for each of `count` rows; none means that no row is truncated."""
+    if truncations is None:
+        return [False] * count
+    if not isinstance(truncations, (list, tuple)):
+        raise TypeError(f"truncations is a {type(truncations).__name__}; expected a list")
+    if len(truncations) != count:
+        raise ContractError(f"{len(truncations)} truncations for {count} rows")
+    return truncations

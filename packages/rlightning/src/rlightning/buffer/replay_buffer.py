@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from tensordict import TensorDict
 
+from rlightning.buffer.amounts import refuse_too_few
 from rlightning.buffer.columns import as_array, as_numpy, nest
 from rlightning.buffer.data_buffer import DataBuffer
 from rlightning.buffer.limiter import RateLimiter
@@ -311,10 +312,10 @@ class ReplayBuffer(DataBuffer):
             self.limiter.samples += sum(len(batch) for batch in batches)
             return batches
         self._refuse_if_empty()
-        self._refuse_if_too_few(self._least(batch_size))
+        refuse_too_few(self._least(batch_size), self.size(), self._unit())
         slots = self._draw(batch_size, shuffle=shuffle)
         self.limiter.samples += len(slots)
-        return [self._make_batch(part) for part in self._divide(slots, drop_last)]
+        return [self._make_batch(part) for part in self._divide(slots, drop_last=drop_last)]
 
     def _least(self, batch_size: int | None) -> int | None:
         least: int | None = self.options.min_size
