@@ -135,6 +135,7 @@ def test_a_file_of_ones_own_is_read(tmp_path, capsys):
         (["train", "cartpole_ppo", "policy.type=PPOPolcy"], "Did you mean 'PPOPolicy'"),
         (["train", "cartpole_ppo", "engine=synrl"], "Did you mean 'syncrl'"),
         (["train", "cartpole_ppo", "--nothing"], "unrecognized arguments: --nothing"),
+        (["play", "nothing_here", "--video", "x.gif"], "'x.gif' does not end in .mp4"),
         (["eval", "nothing_here"], "no whole checkpoint in nothing_here"),
         (["eval", "nothing_here", "a.b=c"], "unrecognized arguments: a.b=c"),
         (["list", "robots"], "invalid choice: 'robots'"),

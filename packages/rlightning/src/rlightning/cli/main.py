@@ -89,6 +89,12 @@ def _seed(text: str) -> int:
     return number
 
 
+def _mp4(text: str) -> str:
+    if not text.endswith(".mp4"):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .mp4")
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rlightning", description="Reinforcement learning for robots and simulated bodies."
@@ -115,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     play.add_argument("checkpoint", help="a checkpoint, or a run directory for its newest")
     play.add_argument("--episodes", type=_positive, default=1, help="episodes to play")
     play.add_argument("--seed", type=_seed, default=0, help="seed of the environment")
-    play.add_argument("--video", metavar="FILE.mp4", help="write a video instead of a window")
+    play.add_argument(
+        "--video", type=_mp4, metavar="FILE.mp4", help="write a video instead of a window"
+    )
     play.add_argument("--task", help="which task of several, by its name in metrics; the first")
 
     new = commands.add_parser("new", help="start a project with a policy of your own that works")
