@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from plugrl_server import cli
+from plugrl_server import cli, cli_args
 from plugrl_server.common.checkpoint_manager import CheckpointManager
 from plugrl_server.common.ranges import check_ranges
 from plugrl_server.errors import UsageError
@@ -138,3 +138,16 @@ def test_a_run_belongs_to_the_server_that_still_writes_it(how, capsys, tmp_path)
         other.kill()
     CheckpointManager(run, config={}, overwrite=how == ["--overwrite"], resume=how == ["--resume"])
     assert (run / "1" / "manifest.json").exists() == (how == ["--resume"])
+
+
+def test_a_host_may_have_an_address_of_the_other_family(monkeypatch):
+    """A name that stands for an IPv6 address alone."""
+    real = socket.getaddrinfo
+
+    def six(host, port, **more):
+        return real("::1" if host == "six" else host, port, **more)
+
+    if not socket.has_ipv6:
+        pytest.skip("needs IPv6")
+    monkeypatch.setattr(socket, "getaddrinfo", six)
+    cli._try_address(cli_args.Args(host="six", port=0))

@@ -143,9 +143,11 @@ def _changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _try_address(args: Args) -> None:
     """Find out before a run begins whether it can be served; see `build_server`."""
-    family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+    stream, passive = socket.SOCK_STREAM, socket.AI_PASSIVE
     try:
-        socket.create_server((args.host, args.port), family=family).close()
+        found = socket.getaddrinfo(args.host, args.port, type=stream, flags=passive)
+        family, _, _, _, address = found[0]
+        socket.create_server(address[:2], family=family).close()
     except OSError as error:
         raise CannotListenError(args.host, args.port, error) from error
     _socket_config(args).ssl_context()
