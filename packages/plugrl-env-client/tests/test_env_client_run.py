@@ -154,6 +154,21 @@ def test_a_signal_closes_every_connection_properly(tmp_path, number, procs):
     assert {close.code for _, close in application.closes} == {1000}
 
 
+def test_a_second_ctrl_c_of_the_terminal_changes_nothing(tmp_path):
+    """It reaches the parent and all children at once, and their parent ends them as well."""
+    application = NotingApplication(lambda request: np.zeros((1, len(request.env_indices), 3)))
+    with serve_in_thread(application) as server:
+        flags = ["--num-procs", "2", *FOREVER, *FORK]
+        with running(server.url, tmp_path, *flags, start_new_session=True) as process:
+            application.wait_for(lambda notes: len({c.serial for c, _ in notes.reports}) == 2, 30.0)
+            for _ in range(2):
+                os.killpg(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert "race condition" not in said
+
+
 def test_a_signal_interrupts_a_client_that_waits_for_an_action(tmp_path):
     application = NotingApplication(act=None)
     with serve_in_thread(application) as server:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import pathlib
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 finished, 1 failed, 2 a command line that cannot be meant, 128 + n stopped
         by signal n.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _main(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:  # before the run, or a second one after it
+        return 128 + signal.SIGINT
+
+
+def _main(given: list[str]) -> int:
     with reader_may_leave():
         try:
             job = parse(given)

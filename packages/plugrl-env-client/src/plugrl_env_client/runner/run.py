@@ -254,15 +254,16 @@ def run_multiprocess(job: Job, num_procs: int) -> int:
         for number in range(num_procs)
     ]
     try:
-        with interruptible():
-            for process in processes:
-                process.start()
-            return _wait_for_all(processes)
+        with interruptible():  # also while they end, so that a second signal changes nothing
+            try:
+                for process in processes:
+                    process.start()
+                return _wait_for_all(processes)
+            finally:
+                _end([process for process in processes if process.pid is not None])
     except Interrupted as stopped:
         _log.warning("%s", stopped)
         return stopped.exit_code
-    finally:
-        _end([process for process in processes if process.pid is not None])
 
 
 def _wait_for_all(processes: list[BaseProcess]) -> int:
@@ -313,6 +314,13 @@ def _end(processes: list[BaseProcess]) -> None:
 
 
 def _process_main(job: Job, process_id: int, env_lock: Any) -> None:
+    try:
+        raise SystemExit(_work(job, process_id, env_lock))
+    except KeyboardInterrupt:  # before `interruptible`, or a second one after it
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _work(job: Job, process_id: int, env_lock: Any) -> int:
     with logging_to(job.run_dir, level=job.args.log_level, process_id=process_id):
         _end_with_parent()
         for module in job.imports:
@@ -320,7 +328,7 @@ def _process_main(job: Job, process_id: int, env_lock: Any) -> None:
         code, server_stopped = run_guarded(job, process_id, env_lock)
     if server_stopped and not job.args.reconnect_on_server_stop:
         code = _SERVER_STOPPED
-    raise SystemExit(code)
+    return code
 
 
 def _end_with_parent() -> None:

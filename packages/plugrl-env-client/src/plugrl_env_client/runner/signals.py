@@ -36,6 +36,10 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
+def _take_no_notice(signum: int, frame: FrameType | None) -> None:
+    """Unlike ``SIG_IGN``, nothing is said of a signal that came a moment before."""
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Raise `Interrupted` in the block when a signal comes; a second one is ignored.
@@ -49,7 +53,7 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         for number in _SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, _take_no_notice)
         raise Interrupted(signum)
 
     before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
