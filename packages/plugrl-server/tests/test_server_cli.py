@@ -41,6 +41,25 @@ def test_underscores_are_as_good_as_hyphens():
     assert choice.args.exp_name == "x"
 
 
+def test_overrides_of_a_configuration_may_stand_among_the_flags(capsys):
+    choice = cli_args.parse(
+        ["--rlightning", "cartpole_ppo", "train.seed=3", "--port", "0", "train.max_epochs=7",
+         "--exp-name", "a=b", "+env.seed=5", "--resume", "log.name=x"]
+    )  # fmt: skip
+    assert (choice.args.port, choice.args.exp_name, choice.args.resume) == (0, "a=b", True)
+    config = choice.config
+    assert (config.train.seed, config.train.max_epochs, config.log.name) == (3, 7, "x")
+    assert config.env[0].seed == 5
+    with pytest.raises(UsageError, match="'stray' cannot be read; expected key=value"):
+        cli_args.parse(["--rlightning", "cartpole_ppo", "--port", "0", "stray"])
+    for wrong in (["--prot", "0"], ["--prot=0"]):
+        with pytest.raises(SystemExit):
+            cli_args.parse(["--rlightning", "cartpole_ppo", *wrong, "log.name=x"])
+        said = capsys.readouterr().err
+        assert "Unrecognized options" in said
+        assert "log.name" not in said
+
+
 def test_a_variant_brings_its_own_defaults():
     choice = cli_args.parse(["gaussian-policy", "default", "ppo", "dppo-square"])
     assert choice.args.algo.buffer_size == 20_000

@@ -60,6 +60,7 @@ class Args:
         "mini_infer_batch_size": (1, UNBOUNDED),
         "batch_deadline_ms": (0, FINITE),
         "inline_limit_ms": (0, UNBOUNDED),
+        "busy_poll_us": (0, FINITE),
         "feedback_wait_timeout": (0.001, FINITE),
         "torch_threads": (0, UNBOUNDED),
         "keep": (1, UNBOUNDED),
@@ -109,6 +110,9 @@ class Args:
     """Longest wait of a request for others to join its batch."""
     inline_limit_ms: float = 1.0
     """Forward passes up to this long run on the event loop; 0 never does."""
+    busy_poll_us: float = 200.0
+    """How long to look for a quick client's next message before sleeping, in microseconds; 0 never
+    does. Less time per action, more processor time while clients are that quick."""
     feedback_wait_timeout: float = 60.0
     """Longest wait for a feedback in seconds; learn steps do not count."""
     torch_threads: int = 1
@@ -217,18 +221,19 @@ def read(argv: Sequence[str], kind: type[Args] = Args, program: str = PROGRAM) -
 
 
 def _parse_rlightning(rest: list[str], kind: type[Args], program: str) -> Choice:
-    """Read ``--rlightning CONFIG [a.b=c ...] [flags]``: overrides stand before the flags."""
+    """Read ``--rlightning CONFIG [a.b=c ...] [flags]``; overrides may stand among the flags."""
     _, has_value, value = rest.pop(0).partition("=")
     while not has_value and rest and not rest[0].startswith("-"):
         value, has_value = rest.pop(0), "="
-    overrides = []
-    while rest and not rest[0].startswith("-"):
-        overrides.append(rest.pop(0))
     if not value:
         if "--help" not in rest and "-h" not in rest:
             raise UsageError(f"--rlightning needs a configuration\n\n{_usage(program)}")
         value = "CONFIG"
-    args = tyro.cli(kind, args=rest, prog=f"{program} --rlightning {value}")
+    named = f"{program} --rlightning {value}"
+    args, overrides = tyro.cli(kind, args=rest, prog=named, return_unknown_args=True)
+    if any(item.startswith("-") for item in overrides):
+        flags = [item for item in rest if item.startswith("-") or item not in overrides]
+        tyro.cli(kind, args=flags, prog=named)  # it names what it does not know
     args.validate()
     from plugrl_server.algorithm.rlightning.parts import load_config
 
