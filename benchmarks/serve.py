@@ -10,6 +10,7 @@ figures are medians over the turns.
 - ``acting`` is ``echo`` with the bare forward pass between reading and answering. The goals add the
   forward pass as it is in a tight loop; between system calls the same code runs cold.
 - ``server`` is plugrl-server with ``gaussian-policy``.
+- ``sleeping`` is the same with ``--busy-poll-us 0``: like the echoes, it sleeps between messages.
 
 Each figure is kept when it is measured: a run that was cut off goes on where it stopped, if the
 commit is the same. ``--quick`` and ``--only`` keep nothing.
@@ -174,13 +175,14 @@ def serve_plugrl(args):
 
     report = time_stages() if args.role == "stages" else lambda: None
     learns = args.role == "learning"
+    polling = {"busy_poll_us": 0.0} if args.role == "sleeping" else {}
     WebSocketAgentServer(
         make_algorithm(learns=learns),
         show_metric_table=False,
         show_progress_bar=False,
         port=0,
         trainer_config=TrainerConfig(learn_mode="overlap" if learns else "sync"),
-        socket_config=SocketConfig(library=args.library),
+        socket_config=SocketConfig(library=args.library, **polling),
         on_listening=lambda server: print(server.port, flush=True),
     ).serve_forever()
     report()
@@ -348,7 +350,8 @@ def forward_us(forward, rounds):
 def latency(args, *, images):
     """Round trips of one client: echoes, server and forward pass in turn."""
     turns, rounds = (3, 300) if args.quick else (9, 1500)
-    roles = {"echo": "echo", "link": "link", "acting": "acting", "server": "plugrl"}
+    roles = {name: name for name in ("echo", "link", "acting", "sleeping")}
+    roles["server"] = "plugrl"
     args.images = images
     forward = forward_pass(args)
     times = {name: [] for name in (*roles, "forward")}
@@ -383,6 +386,9 @@ def latency(args, *, images):
         "ratio": over(lambda t: t["echo"] + t["forward"]),
         "ratio_to_link": over(lambda t: t["link"] + t["forward"]),
         "ratio_to_acting": over(lambda t: t["acting"]),
+        "ratio_of_sleeping": statistics.median(
+            t["sleeping"] / (t["echo"] + t["forward"]) for t in turn
+        ),
         "cpu_ratio": cpu_us["server"] / (cpu_us["echo"] + cpu_us["forward"]),
     }
 
@@ -524,15 +530,13 @@ FIGURES = {
 
 
 def least_growth(figures, suffix):
-    """Answers per second over the most that fewer clients got, until a core is nearly full."""
+    """Answers per second over the most that fewer clients got, the least of all numbers."""
     best, least = 0.0, 1.0
     for n in CONNECTIONS:
         row = figures[f"connections_{n}{suffix}"]
         if best:
             least = min(least, row["server_per_s"] / best)
         best = max(best, row["server_per_s"])
-        if row["server_cores"] > 0.85:
-            break
     return least
 
 
@@ -540,15 +544,16 @@ def judge(figures):
     """Compare with the goals."""
     state, images, learning = figures["latency"], figures["images"], figures["learning"]
     trip, crowd = "round trip over echo + forward pass", "rate over that of fewer, at its least"
-    full = "until a core is full"
     return [
         goal(f"states, {trip} (floor)", state["ratio"], at_most=1.5),
         goal(f"states, {trip}", state["ratio"], at_most=1.2),
         goal(f"two images, {trip} (floor)", images["ratio"], at_most=1.5),
         goal(f"two images, {trip}", images["ratio"], at_most=1.2),
         goal("8 connections, rate over echo's", figures["connections_8"]["ratio"], at_least=0.8),
-        goal(f"1 to 32 clients, {full}: {crowd}", least_growth(figures, ""), at_least=0.9),
-        goal(f"the same, 8 environments each: {crowd}", least_growth(figures, "x8"), at_least=0.9),
+        goal(f"1 to 32 clients, {crowd}", least_growth(figures, ""), at_least=0.9),
+        goal(
+            f"the same with 8 environments each, {crowd}", least_growth(figures, "x8"), at_least=0.9
+        ),
         goal(
             "beside a stalled and an idle client, rate", figures["stalled"]["ratio"], at_least=0.95
         ),
@@ -573,7 +578,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--library", default="websockets", choices=["websockets", "picows"])
-    roles = ["echo", "link", "acting", "plugrl", "stages", "learning", "waiting"]
+    roles = ["echo", "link", "acting", "plugrl", "sleeping", "stages", "learning", "waiting"]
     parser.add_argument("--role", choices=roles, help=argparse.SUPPRESS)
     parser.add_argument("--images", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--envs", type=int, default=1, help=argparse.SUPPRESS)

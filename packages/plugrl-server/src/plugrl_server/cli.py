@@ -264,6 +264,7 @@ def _socket_config(args: Args) -> SocketConfig:
         private_key=args.private_key,
         max_message_mb=args.max_message_mb,
         library=args.library,
+        busy_poll_us=args.busy_poll_us,
     )
 
 

@@ -162,6 +162,11 @@ class Trainer:
         return 0.0 if since_s is None else self._clock() - since_s
 
     @property
+    def acts_on_loop(self) -> bool:
+        """Whether requests are answered on the event loop and no other thread is at work."""
+        return self._guard.allows and self._learning_since_s is None
+
+    @property
     def holds_clients(self) -> bool:
         """Whether requests wait for a learn step."""
         return self._learning_since_s is not None and not self._overlaps

@@ -29,6 +29,7 @@ from plugrl_protocol.links import ServerOptions
 from plugrl_protocol.server_session import SessionConfig
 from plugrl_server.common.metrics import MetricSink, NoOpMetricSink
 from plugrl_server.errors import CannotListenError, UsageError
+from plugrl_server.server.busy_poll import make_event_loop
 from plugrl_server.server.display import Display
 from plugrl_server.server.metadata import build_server_metadata
 from plugrl_server.server.runtime_metrics import MetricReporter
@@ -77,6 +78,9 @@ class SocketConfig:
     """Largest message taken, in MiB."""
     library: Library = "websockets"
     """What carries the frames; ``picows`` needs ``plugrl-protocol[fast]``."""
+    busy_poll_us: float = 200.0
+    """How long to look for a quick client's next message before sleeping, in microseconds, at most;
+    0 sleeps at once."""
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """Load the certificate; raises `UsageError` where it cannot be used."""
@@ -168,7 +172,12 @@ class WebSocketAgentServer:
 
     def serve_forever(self) -> Ending:
         """Run until the end, in this thread; give how the run ended."""
-        return asyncio.run(self.run())
+        with asyncio.Runner(loop_factory=self._make_event_loop) as runner:
+            return runner.run(self.run())
+
+    def _make_event_loop(self) -> asyncio.AbstractEventLoop:
+        trainer = self.trainer
+        return make_event_loop(self._socket.busy_poll_us / 1e6, lambda: trainer.acts_on_loop)
 
     async def run(self) -> Ending:
         """Run until the end.
