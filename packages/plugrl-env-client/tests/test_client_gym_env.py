@@ -9,6 +9,7 @@ from gymnasium.vector import AutoresetMode
 from plugrl_env_client.envs import (
     AtariEnvConfig,
     ClassicEnvConfig,
+    GymEnv,
     GymEnvConfig,
     MuJoCoEnvConfig,
 )
@@ -131,3 +132,12 @@ def test_an_unknown_id_and_a_missing_extra_say_what_to_do(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "mujoco", None)
     with pytest.raises(MissingExtraError, match=r"plugrl-envs\[mujoco\]"):
         make_vec("mujoco-v1", 1)
+
+
+def test_one_that_could_not_be_made_can_be_closed():
+    """Gymnasium 1.1 does so when it is collected, and would print what that raises."""
+    for wrong in (GymEnvConfig(name="NoSuchEnv-v9"), GymEnvConfig(kwargs="{")):
+        half = GymEnv.__new__(GymEnv)
+        with pytest.raises(ValueError, match=r"NoSuchEnv|no JSON"):
+            half.__init__(wrong)
+        half.close()

@@ -17,6 +17,7 @@ from plugrl_envs import (
 )
 from plugrl_envs.envpool_env import EnvPoolVectorEnv
 from plugrl_envs.quiet import quiet_mujoco
+from plugrl_envs.sync_vector import SyncRows
 from plugrl_envs.testing import CounterEnv, FaultyEnv, SpaceEnv
 
 IDS = ["CartPole-v1", "Taxi-v4", "LunarLander-v3", "Hopper-v5", "MinAtar/Asterix-v1"]
@@ -258,3 +259,22 @@ def test_envpool_rows_are_reset_by_id_at_once():
     assert first_pool.closed
     assert env.env._pool.seed == derive_seeds(5, 3)[0]
     env.close()
+
+
+def test_what_could_not_be_made_can_be_closed_and_leaves_no_row_open():
+    """Gymnasium 1.1 closes it when it is collected, and would print what that raises."""
+    closed = []
+
+    class Noted(CounterEnv):
+        def close(self):
+            closed.append(self)
+
+    def fails(*_):
+        raise LookupError("not today")
+
+    for kind, arguments in ((SyncRows, ([Noted, fails],)), (EnvPoolVectorEnv, (fails, 2))):
+        half = kind.__new__(kind)
+        with pytest.raises(LookupError, match="not today"):
+            half.__init__(*arguments)
+        half.close()
+    assert len(closed) == 1

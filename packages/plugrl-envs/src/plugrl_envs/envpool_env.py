@@ -54,6 +54,7 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, make: Any, num_envs: int) -> None:
         self._make = make
+        self._pool: Any = None
         self._pool = make(0)
         self._observation: Any = None
         self.num_envs = num_envs
@@ -96,8 +97,9 @@ class EnvPoolVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         )
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the pool."""
-        self._pool.close()
+        """Close the pool, if there is one."""
+        if self._pool is not None:
+            self._pool.close()
 
 
 def _scatter(target: Any, part: Any, rows: Array) -> None:

@@ -36,8 +36,18 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env[Any, Any]]]) -> None:
         self.num_envs = len(env_fns)
-        self._rows = [Row(env_fn) for env_fn in env_fns]
-        self.envs = [row.env for row in self._rows]
+        self._rows: list[Row] = []
+        self.envs: list[gym.Env[Any, Any]] = []
+        try:
+            for env_fn in env_fns:
+                self._rows.append(Row(env_fn))
+                self.envs.append(self._rows[-1].env)
+            self._adopt_spaces()
+        except BaseException:
+            self.close()
+            raise
+
+    def _adopt_spaces(self) -> None:
         first = self.envs[0]
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = first.render_mode

@@ -121,8 +121,10 @@ class GymEnv(BaseEnv[GymConfigT]):
         return self._observe(batch), rewards, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all rows."""
-        self.vec_env.close(**kwargs)
+        """Close all rows; Gymnasium may call it for one that could not be made, too."""
+        made = getattr(self, "vec_env", None)
+        if made is not None:
+            made.close(**kwargs)
 
 
 def _add_frames(env: Any) -> Any:
