@@ -23,14 +23,16 @@ from plugrl_protocol import (
 )
 from rlightning.buffer.replay_buffer import ReplayBuffer
 from rlightning.build import check_config
+from rlightning.cli import main as rlightning_command
 from rlightning.config import BufferConfig, EnvConfig, MainConfig
-from rlightning.env import EnvGroup
+from rlightning.env import EnvGroup, remote_hub
 from rlightning.env.remote_env import RemoteEnv, RemoteEnvClient
 from rlightning.errors import ConfigError, ContractError, EnvWorkerError, StopRequested
 from rlightning.runtime import StopSignal
 from rlightning.types import PolicyResponse
 
 LIMIT_S = 20
+SPACE = "{low: -1.0, high: 1.0, shape: [1]}"
 
 
 def section(**keys):
@@ -198,9 +200,42 @@ def test_several_clients_of_several_environments_make_up_the_rows():
 def test_a_start_without_enough_clients_says_so():
     with (
         listening(num_envs=2, start_timeout_s=0.3) as env,
-        pytest.raises(EnvWorkerError, match=r"2 of 2 rows.*start more clients, lower num_envs"),
+        pytest.raises(EnvWorkerError, match=r"2 of 2 rows.*start more clients .*lower num_envs"),
     ):
         env.reset()
+
+
+@pytest.mark.parametrize(
+    ("missing", "overrides"),
+    [
+        ("clients in 2 of 2 rows", []),
+        ("the first client", ["env.task=none", f"+env.action_space={SPACE}"]),
+    ],
+    ids=["rows", "first"],
+)
+def test_a_command_to_which_no_client_comes_says_what_it_waits_for_and_ends_without_a_traceback(
+    missing, overrides, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(remote_hub, "_FIRST_WORD_S", 0.1)
+    with pytest.raises(SystemExit) as end:
+        rlightning_command(
+            ["train", "pendulum_ppo", "env.backend=env_server", "env.port=0", "env.num_envs=2",
+             "env.start_timeout_s=1.2", f"log.log_dir={tmp_path}", *overrides]
+        )  # fmt: skip
+    assert end.value.code == 2
+    (log,) = tmp_path.glob("*/*/run.log")
+    words = [line for line in log.read_text().splitlines() if "waiting at" in line]
+    assert len(words) == 1, log.read_text()  # the next one comes after a minute
+    which = "YOUR_ENVIRONMENT" if overrides else "gym-v1 --env.name Pendulum-v1"
+    command = f"plugrl-run-env-client {which} --num-envs 2 --server-host 127.0.0.1 --server-port "
+    assert f"for {missing}, " in words[0]
+    assert command in words[0]
+    said = capsys.readouterr().err
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert command in line
+    assert "start_timeout_s" in line
+    assert "Traceback" not in said
+    assert RemoteEnv._hubs == {}  # nothing listens on
 
 
 def test_the_rows_of_a_lost_client_are_idle_and_its_episode_is_dropped_until_another_comes():

@@ -9,6 +9,7 @@ Knows nothing about torch, environments or configuration. The tree::
     ├── ContractError (ValueError)        user code broke a documented contract (shape, dtype, type)
     ├── NonFiniteError (ValueError)       NaN or infinity where learning would be poisoned
     ├── EnvWorkerError (RuntimeError)     an environment raised, hung or died
+    │   └── NoClientError                 environments that should dial in stay away
     ├── WorkerLostError (RuntimeError)    a worker of a cluster died, or missed its deadline
     ├── PlacementError (ValueError)       a cluster lacks what a run asks for
     ├── CheckpointError (RuntimeError)    a checkpoint is missing, damaged or somebody else's
@@ -32,6 +33,7 @@ __all__ = [
     "ContractError",
     "DuplicateNameError",
     "EnvWorkerError",
+    "NoClientError",
     "NonFiniteError",
     "PlacementError",
     "RLightningError",
@@ -127,6 +129,10 @@ class EnvWorkerError(RLightningError, RuntimeError):
     """An environment raised, missed its deadline or died."""
 
 
+class NoClientError(EnvWorkerError):
+    """Environments that should dial in did not come, or did not come back."""
+
+
 class PlacementError(RLightningError, ValueError):
     """A cluster lacks what a run asks for.
 
@@ -180,6 +186,7 @@ USER_ERRORS = (
     ConfigError,
     UnknownNameError,
     DuplicateNameError,
+    NoClientError,
     PlacementError,
     CheckpointError,
     RunDirectoryError,

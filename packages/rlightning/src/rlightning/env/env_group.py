@@ -155,6 +155,8 @@ class EnvGroup:
     def init(self, seed: int | None = None) -> list[EnvMeta]:
         """Initialise all workers, check that one policy can serve them, and reset them.
 
+        Where that fails, they are closed.
+
         Args:
             seed: the base seed, from which every row of every worker gets its own.
 
@@ -164,8 +166,12 @@ class EnvGroup:
         Raises:
             ConfigError: the spaces differ, and are not to be padded or cannot be.
         """
-        metas = self._fit([env.init() for env in self.env_list])
-        self._first_env_rets, _ = self.reset(seed=seed)
+        try:
+            metas = self._fit([env.init() for env in self.env_list])
+            self._first_env_rets, _ = self.reset(seed=seed)
+        except BaseException:
+            self.close()  # nobody goes on with it
+            raise
         return metas
 
     def _fit(self, metas: list[EnvMeta]) -> list[EnvMeta]:

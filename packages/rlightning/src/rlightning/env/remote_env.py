@@ -195,10 +195,26 @@ class RemoteEnv(BaseEnv):
                 )
                 hub.start()
                 hub.address = f"{host}:{hub.port}"
+                hub.command = self._client_command(hub.port)
                 self._hubs[self._place] = hub
                 _log.info("listening for environment clients at %s", hub.address)
             hub.users += 1
             return hub
+
+    def _client_command(self, port: int) -> str:
+        """Return how a person starts a client of this environment on the machine it listens at."""
+        options, is_known = self.options, self.options.action_space is None
+        env = f"gym-v1 --env.name {self.config.task}" if is_known else "YOUR_ENVIRONMENT"
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # no address to dial
+        host = everywhere.get(options.host, options.host)
+            options.host, options.host
+        )  # no address to dial
+        secret = " --api-key KEY" if self._key else ""
+        certificate = " --ca-file CERTIFICATE" if options.certificate else ""
+        return (
+            f"plugrl-run-env-client {env} --num-envs {self.num_envs} --server-host {host} "
+            f"--server-port {port}{secret}{certificate}"
+        )
 
     def _make_endpoint(self, hub: RemoteHub) -> Endpoint:
         options = self.options
@@ -252,7 +268,7 @@ class RemoteEnv(BaseEnv):
         """Wait for a client in every row, and return what they see.
 
         Raises:
-            EnvWorkerError: too few come in time.
+            NoClientError: too few come in time.
         """
         return self._exchange(None)
 
@@ -263,7 +279,7 @@ class RemoteEnv(BaseEnv):
 
         Raises:
             ContractError: the action does not fit the action space.
-            EnvWorkerError: a row has had no client for too long.
+            NoClientError: a row has had no client for too long.
         """
         try:
             action = self._border.convert(self._preprocess_fn(policy_resp))

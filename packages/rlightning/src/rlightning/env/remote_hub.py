@@ -18,7 +18,7 @@ import numpy as np
 
 from plugrl_envs.errors import InvalidActionError
 from rlightning.env.remote_rows import Ask, Outcome, RowTable, Seat
-from rlightning.errors import ConfigError, EnvWorkerError, StopRequested
+from rlightning.errors import ConfigError, EnvWorkerError, NoClientError, StopRequested
 from rlightning.runtime.batcher import (
     BatchRule,
     Request,
@@ -44,7 +44,7 @@ _START_DEADLINE_S = 30.0
 _POLL_S = 0.5
 _SWITCH_INTERVAL_S = 0.0005
 _GRACE_S = 1.0
-_WORD_S = 15.0
+_FIRST_WORD_S, _WORD_S = 10.0, 60.0
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -79,6 +79,7 @@ class RemoteHub:
         address: for messages.
 
     Attributes:
+        command: how a client is started, for messages.
         form: what every client must show; that of the first one where nothing is configured.
         port: where it listens.
     """
@@ -92,6 +93,7 @@ class RemoteHub:
         address: str,
     ) -> None:
         self.form, self.port, self.address = form, 0, address
+        self.command = ""
         self.users = 0
         self._closes = closes
         self._make_endpoint = make_endpoint
@@ -264,18 +266,20 @@ class RemoteHub:
         """Return what clients show, waiting for the first one.
 
         Raises:
-            EnvWorkerError: none comes in time.
+            NoClientError: none comes in time.
         """
-        until_s = time.monotonic() + patience.start_timeout_s
+        started_s = time.monotonic()
         with self._changed:
             while self.form is None:
                 if stop_is_requested():
                     raise StopRequested("the run was asked to stop while it waited for clients")
-                if time.monotonic() > until_s:
-                    raise EnvWorkerError(
+                now_s = time.monotonic()
+                if now_s - started_s > patience.start_timeout_s:
+                    raise NoClientError(
                         f"no client has come to {self.address} in {patience.start_timeout_s:g} s; "
-                        "start one, or raise start_timeout_s"
+                        f"start one ({self.command}), or raise start_timeout_s"
                     )
+                self._say_who_is_missing("the first client", started_s, now_s)
                 self._changed.wait(_POLL_S)
             return self.form
 
@@ -288,7 +292,7 @@ class RemoteHub:
             patience: how long to wait.
 
         Raises:
-            EnvWorkerError: a row has no client for too long.
+            NoClientError: a row has no client for too long.
         """
         with self._changed:
             if action is not None:
@@ -389,22 +393,24 @@ class RemoteHub:
             return
         if table.vacant_since_s is None:
             table.vacant_since_s = now_s
-        self._say_who_is_missing(table, now_s)
+        missing = f"clients in {len(free)} of {table.rows} rows"
+        self._say_who_is_missing(missing, table.vacant_since_s, now_s)
         key = "row_timeout_s" if table.has_started else "start_timeout_s"
         limit_s: float | None = getattr(patience, key)
         if limit_s is not None and now_s - table.vacant_since_s > limit_s:
-            raise EnvWorkerError(
+            raise NoClientError(
                 f"{len(free)} of {table.rows} rows at {self.address} have had no client for "
-                f"{limit_s:g} s (rows {', '.join(map(str, free[:8]))}); start more clients, lower "
-                f"num_envs, or raise {key}"
+                f"{limit_s:g} s (rows {', '.join(map(str, free[:8]))}); start more clients "
+                f"({self.command}), lower num_envs, or raise {key}"
             )
 
-    def _say_who_is_missing(self, table: RowTable, now_s: float) -> None:
-        """Tell a person that waits, now and then."""
-        if now_s >= self._next_word_s:
+    def _say_who_is_missing(self, who: str, since_s: float, now_s: float) -> None:
+        """Tell a person that waits: once it has lasted, then now and then."""
+        waited_s = now_s - since_s
+        if waited_s >= _FIRST_WORD_S and now_s >= self._next_word_s:
             self._next_word_s = now_s + _WORD_S
-            free = len(table.free)
-            _log.info("%d of %d rows at %s wait for a client", free, table.rows, self.address)
+            text = "waiting at %s for %s, %.0f s so far; one is started with: %s"
+            _log.info(text, self.address, who, waited_s, self.command)
 
     def release(self, table: RowTable) -> None:
         """Let the clients of a table go to others."""
