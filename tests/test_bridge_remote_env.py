@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import re
 import socket
 import sys
 import threading
@@ -228,12 +229,10 @@ def test_a_command_to_which_no_client_comes_says_what_it_waits_for_and_ends_with
     assert len(words) == 1, log.read_text()  # the next one comes after a minute
     which = "YOUR_ENVIRONMENT" if overrides else "gym-v1 --env.name Pendulum-v1"
     command = f"plugrl-run-env-client {which} --num-envs 2 --server-host 127.0.0.1 --server-port "
-    assert f"for {missing}, " in words[0]
-    assert command in words[0]
+    assert re.search(f"for {missing}, .*{re.escape(command)}", words[0])
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert command in line
-    assert "start_timeout_s" in line
+    assert re.search(f"{re.escape(command)}.*start_timeout_s", line)
     assert "Traceback" not in said
     assert RemoteEnv._hubs == {}  # nothing listens on
 

@@ -205,10 +205,8 @@ class RemoteEnv(BaseEnv):
         """Return how a person starts a client of this environment on the machine it listens at."""
         options, is_known = self.options, self.options.action_space is None
         env = f"gym-v1 --env.name {self.config.task}" if is_known else "YOUR_ENVIRONMENT"
-        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # no address to dial
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # not to be dialled
         host = everywhere.get(options.host, options.host)
-            options.host, options.host
-        )  # no address to dial
         secret = " --api-key KEY" if self._key else ""
         certificate = " --ca-file CERTIFICATE" if options.certificate else ""
         return (
