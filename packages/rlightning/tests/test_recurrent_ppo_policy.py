@@ -34,8 +34,8 @@ def _one_thread_and_no_open_logs():
     close_logger()
 
 
-def make_group(action_space=None, *, n_envs=4, model=None, optim=None, **train):
-    """One TRAIN and one EVAL instance with equal weights, and their meta."""
+def make_group(action_space=None, *, n_envs=4, evals=1, model=None, optim=None, **train):
+    """One TRAIN instance and EVAL instances with equal weights, and their meta."""
     train_config = TrainConfig.from_dict({"max_epochs": 10, "seed": 0} | train)
     model = {"memory_size": 6, "hidden_sizes": [5]} | (model or {})
     config = PolicyConfig.from_dict(
@@ -45,7 +45,7 @@ def make_group(action_space=None, *, n_envs=4, model=None, optim=None, **train):
     kinds = [RecurrentPPOPolicy.TrainExtras]
     resolve_extras(train_config, kinds, path="train", owner="RecurrentPPOPolicy")
     torch.manual_seed(0)
-    instances = [RecurrentPPOPolicy(config, role) for role in ("train", "eval")]
+    instances = [RecurrentPPOPolicy(config, role) for role in ("train", *["eval"] * evals)]
     group = PolicyGroup(instances[:1], instances[1:], config)
     meta = EnvMeta("e-0", action_space or spaces.Discrete(3), VECTOR, n_envs)
     group.init(train_config, meta)
@@ -233,6 +233,39 @@ def test_the_first_gradient_step_replays_the_log_probabilities_of_the_rollout(ki
         assert (seen[-1][0].log_prob - seen[-1][1].log_prob).abs().max() > 1e-4
         assert sum(len(batch.log_prob) for _, batch in seen) == 2 * n_rows
         assert 1 < metrics["sequence_length"] <= (length or 13)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 3), (3, 2), (3, 1)])
+def test_a_memory_goes_to_the_instance_that_answers_its_environment_now(before, after):
+    """A resumed run may have another number of them, and its environments have other names."""
+    world = RandomEnv(rows=(2, 1, 3, 1))
+    group, _ = make_group(evals=before)
+    env_rets = world.step()
+    for _ in range(4):
+        group.rollout_batch(env_rets)
+        env_rets = world.step()
+    saved = group.episode_memories(env_rets.ids())
+    for env_ret in env_rets.values():
+        env_ret.env_id += "-resumed"
+    resumed, _ = make_group(evals=after)
+    resumed.load_episode_memories(saved, env_rets)
+    answers = resumed.rollout_batch(env_rets)
+    for env_ret in env_rets.values():
+        env_ret.env_id = env_ret.env_id.removesuffix("-resumed")
+    expected = group.rollout_batch(env_rets)
+    for answer, one in zip(answers.values(), expected.values(), strict=True):
+        assert one.memory.abs().sum() > 0, "each environment is in the middle of an episode"
+        assert torch.equal(answer.memory, one.memory)
+    kept = resumed.episode_memories([f"{name}-resumed" for name in env_rets.ids()])
+    assert [sum(item is not None for item in found) for found in zip(*kept, strict=True)] == [1] * 4
+
+
+def test_a_checkpoint_without_memories_makes_every_environment_start_with_an_empty_one():
+    group, _ = make_group(evals=2)
+    env_rets = RandomEnv(rows=(2, 1)).step()
+    group.rollout_batch(env_rets)
+    group.load_episode_memories([], env_rets)
+    assert group.episode_memories(env_rets.ids()) == [[None, None], [None, None]]
 
 
 def test_a_rollout_that_begins_inside_an_episode_is_replayed_from_the_stored_memory():

@@ -444,7 +444,7 @@ class TrainingEngine(BaseEngine):
             ids = self.env_group.env_ids
             rows = [EnvRet(env_id, **row) for env_id, row in zip(ids, state["rows"], strict=True)]
             self._env_rets = BatchedData(ids, rows)
-            self.policy_group.load_episode_memories(state.get("memory", []), ids)
+            self.policy_group.load_episode_memories(state.get("memory", []), self._env_rets)
         self._go_on_with(state["rng"])
 
     def _random_state(self) -> dict[str, Any]:

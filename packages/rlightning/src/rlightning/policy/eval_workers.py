@@ -153,6 +153,20 @@ class EvalWorkers:
             except WorkerLostError as error:
                 self._replace(index, error)
 
+    def share_memories(self, env_rets: Sequence[EnvRet], entries: Sequence[Any]) -> None:
+        """Let each instance remember of the environments that it will answer, and nothing else.
+
+        Args:
+            env_rets: the environments' last rows.
+            entries: what is remembered of each, None where nothing; may be empty.
+        """
+        memories: list[dict[str, Any]] = [{} for _ in self._policies]
+        for index, positions in self._parts(env_rets) if entries else ():
+            for position in positions:
+                if entries[position] is not None:
+                    memories[index][env_rets[position].env_id] = entries[position]
+        self.load_memories(memories)
+
     # ---- weights -------------------------------------------------------------------------------
 
     @property

@@ -200,12 +200,18 @@ class PolicyGroup:
         """Return what each EVAL instance remembers of these environments, None where nothing."""
         return [[memory.get(env_id) for env_id in env_ids] for memory in self._evals.memories()]
 
-    def load_episode_memories(self, memories: list[list[Any]], env_ids: Sequence[str]) -> None:
-        """Restore what `episode_memories` returned; the environments may have new names."""
-        named = [zip(env_ids, memory, strict=True) for memory in memories]
-        self._evals.load_memories(
-            [{name: item for name, item in pairs if item is not None} for pairs in named]
-        )
+    def load_episode_memories(
+        self, memories: list[list[Any]], batched_env_ret: BatchedData[EnvRet]
+    ) -> None:
+        """Restore what `episode_memories` returned, also of another number of EVAL instances.
+
+        Args:
+            memories: of the same environments, in the same order.
+            batched_env_ret: their last rows; they may have new names.
+        """
+        of_each = zip(*memories, strict=True)  # one instance remembers an environment
+        entries = [next((item for item in found if item is not None), None) for found in of_each]
+        self._evals.share_memories(batched_env_ret.values(), entries)
 
     def acting_generators(self) -> list[dict[str, Any]]:
         """Return the state of the generators that EVAL instances of this process act with."""
