@@ -6,6 +6,8 @@ from rlightning.build import check_config
 from rlightning.config import MainConfig, compose_main
 from rlightning.config.compose import CONFIGS
 from rlightning.config.unused import unused_keys
+from rlightning.policy.a2c_policy import A2CPolicy
+from rlightning.policy.base_policy import BasePolicy
 from rlightning.policy.ppo_policy import PPOPolicy
 from rlightning.utils.registry import BUFFERS, ENVS, POLICIES
 
@@ -109,6 +111,26 @@ def test_what_a_policy_of_the_users_own_reads_is_not_known():
     check_config(config)
     kinds = {"buffer": BUFFERS.get("RolloutBuffer"), "envs": [ENVS.get("gymnasium")]}
     assert list(unused_keys(config, policy=Own, **kinds)) == []
+
+
+@pytest.mark.parametrize(
+    ("base", "module", "words"),
+    [
+        (PPOPolicy, "rlightning.policy.p", "a gradient step's rows are train.minibatch_size"),
+        (PPOPolicy, "my_project", "a gradient step's rows are train.minibatch_size"),
+        (A2CPolicy, "rlightning.policy.p", "Policy takes them whole"),
+        (BasePolicy, "my_project", "unless Policy reads the key itself; for batches of that size"),
+    ],
+    ids=str,
+)
+def test_what_a_gradient_step_takes_is_said_as_the_policy_takes_it(base, module, words):
+    kind = type("Policy", (base,), {"__module__": module})
+    config = configuration({"train": {"batch_size": 32}})
+    check_config(config)
+    kinds = {"buffer": BUFFERS.get("RolloutBuffer"), "envs": [ENVS.get("gymnasium")]}
+    (found,) = [item for item in unused_keys(config, policy=kind, **kinds) if ".batch" in item]
+    assert words in found
+    assert ("minibatch_size" in found) == ("minibatch_size" in base.TrainExtras.model_fields)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))

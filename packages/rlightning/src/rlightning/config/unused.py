@@ -72,8 +72,7 @@ def _rules(
         yield f"train.{name}", engine == "supervised", "engine supervised collects nothing"
     sampler = section.sampler.type if section.sampler else buffer.default_sampler
     whole = _is_ours(buffer) and sampler == "all" and engine not in _SAMPLED_BATCHES
-    rows = "the sampler `all` hands out every row; a gradient step's rows are train.minibatch_size"
-    yield "train.batch_size", whole, rows
+    yield "train.batch_size", whole, _rows_of_a_step(policy)
     yield "train.warm_up_rollout_steps", not train.warm_up, "train.warm_up is false"
     replays = "prioritized" in section
     for name in ("priority_exponent", "importance_exponent", "priority_epsilon"):
@@ -89,6 +88,20 @@ def _rules(
     if config.cluster is not None:
         interaction = "cluster.rollout_env_interaction"
         yield interaction, True, "environments and eval workers exchange data in one way"
+
+
+def _rows_of_a_step(policy: type[Any]) -> str:
+    """Return why ``train.batch_size`` is not what a gradient step takes."""
+    every = "the sampler `all` hands out every row"
+    if "minibatch_size" in policy.TrainExtras.model_fields:
+        return f"{every}; a gradient step's rows are train.minibatch_size"
+    name = policy.__name__
+    if _is_ours(policy):
+        return f"{every}, and {name} takes them whole"
+    return (
+        f"{every}, unless {name} reads the key itself; for batches of that size set "
+        "buffer.sampler.type: batch"
+    )
 
 
 def _is_set(section: Config, name: str, declaring: type[Any] | None) -> bool:
