@@ -129,6 +129,12 @@ def find_class(tree: ast.Module, path: str) -> ast.ClassDef:
     return found
 
 
+def is_a_key(node: ast.AnnAssign) -> bool:
+    """Whether users write a field: what is left out of written configurations is none."""
+    keywords = node.value.keywords if isinstance(node.value, ast.Call) else []
+    return not any(keyword.arg == "exclude" for keyword in keywords)
+
+
 def default_of(node: ast.AnnAssign) -> str:
     """Return a field's default as it is written."""
     value = node.value
@@ -147,7 +153,7 @@ def rows(cls: ast.ClassDef) -> list[str]:
     lines = []
     for node, following in zip(cls.body, cls.body[1:], strict=False):
         documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if not isinstance(node, ast.AnnAssign) or not documented:
+        if not isinstance(node, ast.AnnAssign) or not documented or not is_a_key(node):
             continue
         text = " ".join(str(following.value.value).split()).replace("|", "\\|").replace("``", "`")
         kind = ast.unparse(node.annotation).replace("|", "\\|")

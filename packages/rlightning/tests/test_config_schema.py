@@ -256,6 +256,20 @@ def test_misspelt_keys_are_refused_with_a_suggestion(changes, place, suggestion)
     assert "Known keys: " in text
 
 
+@pytest.mark.parametrize("value", [1, {"lr": 1.0}], ids=["number", "section"])
+def test_the_train_section_is_set_in_its_own_place_alone(value):
+    with pytest.raises(ConfigError, match=r"policy\.train_config.*set train\.KEY instead"):
+        MainConfig.from_dict(smallest(policy={"type": "P", "train_config": value}))
+
+
+def test_known_keys_are_those_that_users_write():
+    section = MainConfig.from_dict(smallest(policy={"type": "P", "tpye": 1})).policy
+    with pytest.raises(ConfigError) as caught:
+        resolve_extras(section, [], path="policy", owner="P.Extras")
+    assert "optim_cfg" in str(caught.value)
+    assert "train_config" not in str(caught.value)
+
+
 def test_free_form_sections_accept_any_key_and_nest():
     config = MainConfig.from_dict(
         smallest(

@@ -154,7 +154,8 @@ def resolve_extras(
     """
     declared = list(declared)
     extra = section.__pydantic_extra__ or {}
-    known = dict(type(section).model_fields)
+    fields = type(section).model_fields.items()
+    known = {name: field for name, field in fields if not field.exclude}  # what users write
     for model in declared:
         known |= model.model_fields
     try:

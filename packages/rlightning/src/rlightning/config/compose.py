@@ -70,9 +70,23 @@ def compose(config_dir: str | pathlib.Path, config_name: str, overrides: Sequenc
             """as in 'key="the value"'"""
         ) from error
     except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
-        sweep = "--multirun" in str(error) and re.search(r"'\+*(.*)'", str(error))
-        why = f"{sweep[1]}: {NO_SWEEP}" if sweep else f"cannot compose {name}.yaml: {error}"
-        raise ConfigError(why) from error
+        raise ConfigError(_why_not(name, error)) from error
+
+
+def _why_not(name: str, error: Exception) -> str:
+    """Say in words of a run's configuration what Hydra said in its own."""
+    sweep = "--multirun" in str(error) and re.search(r"'\+*(.*)'", str(error))
+    if sweep:
+        return f"{sweep[1]}: {NO_SWEEP}"
+    listed = "DictConfig with ListConfig" in str(error.__cause__)
+    override = listed and re.search(r"\+*(([\w.]+)=.*)", str(error))
+    if override:
+        whole, key = override.groups()
+        return (
+            f"{whole}: `{key}` of {name}.yaml is a mapping of keys, and a list on the command line "
+            f"does not replace it. Set its keys, as in {key}.KEY=VALUE, or write the list in a file"
+        )
+    return f"cannot compose {name}.yaml: {error}"
 
 
 @contextlib.contextmanager

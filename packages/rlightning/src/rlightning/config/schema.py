@@ -165,7 +165,14 @@ class PolicyConfig(ExtensibleConfig):
     policy_kwargs: Config | None = None
     """Free-form settings of a wrapped algorithm."""
     train_config: Any = Field(default=None, exclude=True)
-    """The ``train`` section; `launch` puts it here so that policies can read it."""
+    """The ``train`` section, which `MainConfig` puts here so that policies can read it."""
+
+    @field_validator("train_config")
+    @classmethod
+    def _is_no_key(cls, value: Any) -> Any:
+        if value is not None and not isinstance(value, TrainConfig):
+            raise ValueError("it is no key: the section `train` stands here; set train.KEY instead")
+        return value
 
 
 class TrainConfig(ExtensibleConfig):
@@ -335,4 +342,8 @@ class MainConfig(StrictConfig):
     @field_validator("env", mode="before")
     @classmethod
     def _single_environment_is_a_list(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError(
+                f"found {value!r}; expected a mapping with name, backend and task, or a list"
+            )
         return value if isinstance(value, list) else [value]
