@@ -48,6 +48,18 @@ class Custom(Learner):
     def wrap_with_ddp(self, logic_gpu_id, process_group):
         self.wrapped_with = (logic_gpu_id, process_group)
 
+class Renamed(Learner):
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.parts = nn.ModuleList([self.actor])
+        self.model_list = [("learned", self.actor)]
+
+class Unheld(Learner):
+    def construct_network(self, env_meta, *args, **kwargs):
+        super().construct_network(env_meta)
+        self.hidden = [nn.Linear(2, 2)]
+        self.model_list = [("hidden", self.hidden[0])]
+
 config = MainConfig.from_dict({
     "env": {"name": "a", "backend": "b", "task": "t"},
     "buffer": {"type": "R", "capacity": 1},
@@ -69,6 +81,17 @@ custom = Custom(config.policy, "train")
 custom.process_group = dist.group.WORLD
 custom.init_train(config.train, EnvMeta())
 gpu, group = custom.wrapped_with
+
+renamed = Renamed(config.policy, "train")
+renamed.process_group = dist.group.WORLD
+renamed.init_train(config.train, EnvMeta())
+unheld = Unheld(config.policy, "train")
+unheld.process_group = dist.group.WORLD
+try:
+    unheld.init_train(config.train, EnvMeta())
+    refused = ""
+except ValueError as error:
+    refused = str(error)
 torch.save({
     "start": start,
     "gradients": gradients,
@@ -77,6 +100,9 @@ torch.save({
     "wrapped": type(policy.actor).__name__,
     "listed": type(policy.model_list[0][1]).__name__,
     "custom": (gpu is None, group is dist.group.WORLD, type(custom.actor).__name__),
+    "renamed": [type(item).__name__ for item in (renamed.actor, renamed.parts[0])],
+    "renamed_exports": sorted(renamed.get_trainable_parameters()),
+    "refused": refused,
     "exported": sorted(policy.export_weights()["extra"]),
 }, f"{folder}/rank_{rank}.pt")
 dist.destroy_process_group()
@@ -106,6 +132,9 @@ def test_two_learners_equal_one_with_the_joined_batch(tmp_path):
     assert (zero["wrapped"], zero["listed"]) == ("DistributedDataParallel", "Sequential")
     assert zero["custom"] == one["custom"] == (True, True, "Sequential")
     assert zero["exported"] == []
+    assert zero["renamed"] == one["renamed"] == ["DistributedDataParallel"] * 2
+    assert zero["renamed_exports"] == ["learned"]
+    assert "'hidden' is no attribute of Unheld" in zero["refused"] == one["refused"]
     for name, gradient in zero["gradients"].items():
         assert torch.equal(gradient, one["gradients"][name])
         assert torch.equal(zero["start"][name], one["start"][name])

@@ -268,7 +268,25 @@ class BasePolicy(nn.Module, ABC):
                 process_group=self.process_group,
                 find_unused_parameters=True,
             )
-            set_nested_attr(self, name, wrapped)
+            for place in self._places_of(name, module):
+                set_nested_attr(self, place, wrapped)
+
+    def _places_of(self, name: str, module: nn.Module) -> list[str]:
+        """Return the attributes to wrap of an entry of `model_list`: `name`, or those that hold it.
+
+        Raises:
+            ContractError: no attribute does: what the policy calls would not be the wrapper.
+        """
+        held = [
+            path for path, found in self.named_modules(remove_duplicate=False) if found is module
+        ]
+        if not held:
+            raise ContractError(
+                f"model_list entry {name!r} is no attribute of {type(self).__name__}, so that its "
+                "gradients would not be averaged over the train workers: set it as an attribute "
+                "(a list of modules as torch.nn.ModuleList), or write a wrap_with_ddp of your own"
+            )
+        return [name] if name in held else held
 
     def is_initialized(self) -> bool:
         """Return whether `init_eval` or `init_train` has run."""
