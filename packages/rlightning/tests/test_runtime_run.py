@@ -109,6 +109,37 @@ def test_the_first_signal_is_a_request_and_handlers_are_put_back(number):
     assert signal.getsignal(number) is before
 
 
+class Hanging:
+    """Has of an environment what the message reads."""
+
+    def __init__(self):
+        self.env_id, self.label = "e-0", "env 'arm' worker 3"
+
+    def __getattr__(self, name):
+        raise AssertionError(f"a signal handler runs no code of the user's: {name}")
+
+    def step(self):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def reset(self):
+        self.step()  # as a reset that takes a first step
+
+
+@pytest.mark.parametrize("method", ["step", "reset"])
+def test_a_signal_inside_an_environment_says_what_is_waited_for(method, caplog):
+    with StopSignal(), caplog.at_level("WARNING"):
+        getattr(Hanging(), method)()
+    (said,) = caplog.messages
+    assert "saving and stopping as soon as env 'arm' worker 3 returns from step" in said
+    assert said.endswith("; a second one stops at once")
+
+
+def test_a_signal_elsewhere_waits_for_no_environment(caplog):
+    with StopSignal(), caplog.at_level("WARNING"):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert caplog.messages == ["SIGINT: saving and stopping; a second one stops at once"]
+
+
 def test_outside_the_main_thread_signals_are_left_alone():
     before = signal.getsignal(signal.SIGTERM)
     seen = []

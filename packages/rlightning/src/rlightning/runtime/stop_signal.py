@@ -63,13 +63,28 @@ class StopSignal:
         self._previous.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
         if self.requested:
             os._exit(_EXIT_CODE_OF_A_SECOND_SIGNAL)
         self.request()  # before logging, so that a second signal meanwhile counts as one
-        _log.warning(
-            "%s: saving and stopping; a second one stops at once", signal.Signals(number).name
-        )
+        name, call = signal.Signals(number).name, _call_of_an_environment(frame)
+        when = f" as soon as {call}" if call else ""
+        _log.warning("%s: saving and stopping%s; a second one stops at once", name, when)
+
+
+def _call_of_an_environment(frame: FrameType | None) -> str | None:
+    """Return which environment's step or reset must return before the loop sees the request.
+
+    What runs in it is the user's, and may hang. Read off the stack, so that steps cost nothing.
+    """
+    while frame is not None:
+        name = frame.f_code.co_name.removeprefix("_")
+        if name in ("step", "reset"):
+            # No `getattr`: it could run the user's code, here between any two of its instructions.
+            held = getattr(frame.f_locals.get("self"), "__dict__", {})
+            if "env_id" in held and "label" in held:
+                return f"{held['label']} returns from {name}"
+        frame = frame.f_back
+    return None
 
 
 def stop_is_requested() -> bool:
