@@ -113,6 +113,41 @@ def test_frames_that_come_together_are_stored_as_if_each_came_alone(case, tmp_pa
         torch.testing.assert_close(together[key], alone[key], rtol=near, atol=near)
 
 
+EPISODES = ("train.random_steps=0", "+buffer.storage={unit: episode}")
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "on_policy"),
+    [
+        ("cartpole_ppo", (), True),
+        ("pendulum_sac", (), False),
+        ("pendulum_sac", EPISODES, False),
+    ],
+    ids=["rollouts", "transitions", "episodes"],
+)
+def test_what_is_sampled_again_counts_as_off_policy(name, overrides, on_policy, tmp_path):
+    """A replay by finished segments closes them with the policy's answer, and still is a replay."""
+    algorithm = served(name, tmp_path, *overrides)
+    assert algorithm.on_policy == on_policy
+    assert algorithm.max_staleness == (0 if on_policy else None)
+
+
+def test_a_replay_of_episodes_learns_from_the_same_rows_again(tmp_path):
+    sizes_of = "train.batch_size=2", "train.minibatch_size=1", "train.max_rollout_steps=4"
+    overrides = (*sizes_of, *EPISODES)
+    algorithm = served("pendulum_sac", tmp_path, *overrides)
+    clients = Clients(algorithm, SHOWN["pendulum_sac"], one_by_one=False)
+    sizes = []
+    for _ in range(2):
+        while not algorithm.should_learn():
+            clients.step([0, 1])
+        algorithm.pre_learn()
+        algorithm.learn_impl()
+        algorithm.post_learn()
+        sizes.append(algorithm.buffer.size())
+    assert sizes[1] > sizes[0] > 0
+
+
 def test_a_policy_that_only_serves_forgets_what_it_remembered_at_an_episode_s_end(tmp_path):
     overrides = ("policy.type=RecurrentPPOPolicy", "policy.model_cfg={memory_size: 4}")
     algorithm = served("cartpole_ppo", tmp_path, *overrides, learns=False)

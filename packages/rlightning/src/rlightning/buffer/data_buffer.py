@@ -65,7 +65,8 @@ class DataBuffer:
 
     default_sampler = "uniform"
     """The sampler where the configuration names none."""
-    _keeps_sampled = True  # whether transitions stay after `sample`, which then copies them
+    keeps_sampled = True
+    """Whether transitions stay after `sample`, which then copies them, to be sampled again."""
     needs_bootstrap_response = True
     """Whether the last observation of a rollout must be added with a policy's answer to it."""
 
@@ -227,7 +228,7 @@ class DataBuffer:
 
         What is handed out whole, or once, is learned from whatever there is; else `can_sample`.
         """
-        if self._keeps_sampled and not self.sampler.takes_all(batch_size):
+        if self.keeps_sampled and not self.sampler.takes_all(batch_size):
             return self.can_sample(batch_size)
         return self.size() > 0
 
@@ -505,7 +506,7 @@ class DataBuffer:
             refuse_too_few(self._least(batch_size), size, self._unit())
         if takes_all and not shuffle and self._train_workers == 1:
             batch = _batch(self._gather(None))
-            return [batch.clone() if self._keeps_sampled else batch]
+            return [batch.clone() if self.keeps_sampled else batch]
         indices = self.sampler.sample(batch_size, size, shuffle)
         return [_batch(self._gather(part)) for part in self._divide(indices, drop_last=drop_last)]
 

@@ -35,7 +35,7 @@ class RolloutBuffer(DataBuffer):
     """
 
     default_sampler = "all"
-    _keeps_sampled = False
+    keeps_sampled = False
 
     class Extras(DataBuffer.Extras):
         """Keys of the ``buffer`` section that only this class reads."""

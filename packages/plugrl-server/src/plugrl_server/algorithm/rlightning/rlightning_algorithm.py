@@ -86,7 +86,7 @@ class RLightningAlgorithm(BaseAlgorithm):
             self.buffer = build_buffer(self.run)
             learners = len(policy.group.train_list)
             self.buffer.init([policy.row_meta] * rows, seats, train_worker_num=learners)
-        self.on_policy = self.buffer.needs_bootstrap_response  # type: ignore[misc]  # of the class elsewhere
+        self.on_policy = not self.buffer.keeps_sampled  # type: ignore[misc]  # of the class elsewhere
         self._frames_per_epoch = self._epoch_length(rows)
         policy.group.sync_weights()
         if config.learns:
@@ -272,10 +272,10 @@ class RLightningAlgorithm(BaseAlgorithm):
         """Sample the buffer, so that the learner needs it no more."""
         train, sampler = self.run.train, self.run.buffer.sampler
         self._frames = 0
-        if self.on_policy:
+        if self.buffer.needs_bootstrap_response:
             self._close(list(self._groups.values()))
         self._batch = None
-        if self.on_policy or self.buffer.can_sample(train.batch_size):
+        if self.buffer.has_batch(train.batch_size):
             shuffles = sampler is not None and sampler.type == "batch"
             self._batch = self.buffer.sample(batch_size=train.batch_size, shuffle=shuffles)
 
