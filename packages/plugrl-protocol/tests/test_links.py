@@ -1,18 +1,31 @@
 """The seam between the facades and the WebSocket libraries."""
 
+import asyncio
 import contextlib
 import itertools
 import platform
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from websockets.sync.server import serve
 
-from plugrl_protocol.errors import CLOSE_FINISHED, Close, ConnectionReplaced, MisuseError
-from plugrl_protocol.links import ClientOptions, ServerOptions, choose
+from plugrl_protocol.errors import (
+    CLOSE_FINISHED,
+    Close,
+    ConnectionReplaced,
+    HandshakeError,
+    MisuseError,
+)
+from plugrl_protocol.links import ClientOptions, ServerOptions, base, choose
+from plugrl_protocol.links.base import ConnectFailedError
+
+PEM = Path(__file__).with_name("localhost_certificate.pem")
+"""A certificate for localhost, signed by itself, and its key."""
 
 
 def test_a_missing_extra_is_named(monkeypatch):
@@ -44,6 +57,61 @@ def test_the_handshake_is_decided_before_any_frame():
 def test_the_key_becomes_a_header():
     assert ClientOptions(url="ws://x").headers == {}
     assert ClientOptions(url="ws://x", api_key="k").headers == {"Authorization": "Api-Key k"}
+
+
+@contextlib.contextmanager
+def listening(library, **options):
+    """Listen in a thread; give the port."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        listens = choose(library).listen(ServerOptions(**options), lambda link: None)
+        links = asyncio.run_coroutine_threadsafe(listens, loop).result(10)
+        yield links.port
+        for end in (links.stop_listening, links.wait_closed):
+            asyncio.run_coroutine_threadsafe(end(), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.mark.parametrize("speaks_tls", [True, False], ids=["TLS", "plain"])
+def test_a_client_of_the_other_scheme_is_told_which_one_to_try(library, speaks_tls):
+    server, trusts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    server.load_cert_chain(PEM)
+    context = {"ssl_context": server} if speaks_tls else {}
+    wrong, right = ("ws", "wss") if speaks_tls else ("wss", "ws")
+    with listening("websockets", **context) as port:
+        url = f"{wrong}://localhost:{port}"
+        options = ClientOptions(url=url, ssl_context=None if speaks_tls else trusts)
+        with pytest.raises(ConnectFailedError, match=f"Then its address begins with {right}://"):
+            choose(library).connect(options)
+    with pytest.raises(ConnectFailedError) as nobody:  # nothing spoke at all
+        choose(library).connect(options)
+    assert "address begins" not in str(nobody.value)
+
+
+def test_a_server_says_once_a_minute_whom_it_did_not_let_in(library, caplog, monkeypatch):
+    refusals, clock = base.Refusals(), [0.0]
+    monkeypatch.setattr(base.time, "monotonic", lambda: clock[0])
+    for clock[0] in (0.0, 25.0, 50.0, 75.0):
+        refusals.tell("10.0.0.7", "no API key")
+    assert caplog.messages == ["10.0.0.7 was refused with HTTP 401: no API key"] * 2
+    for number in range(2000):
+        refusals.tell(f"10.1.{number // 256}.{number % 256}", "no API key")
+    assert len(caplog.messages) < 300  # many are no reason to fill the disk
+    monkeypatch.undo()
+    caplog.clear()
+    with listening(library, api_key="right") as port:
+        for key in ("guess", "other guess"):
+            with pytest.raises(HandshakeError):
+                choose(library).connect(ClientOptions(url=f"ws://127.0.0.1:{port}", api_key=key))
+    who = "127.0.0.1" if library == "websockets" else "a client"
+    assert [text for text in caplog.messages if "401" in text] == [
+        f"{who} was refused with HTTP 401: another API key"
+    ]
 
 
 def received(link):

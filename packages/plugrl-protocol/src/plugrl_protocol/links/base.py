@@ -6,7 +6,10 @@ This module imports no library; `choose` imports the one asked for.
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass
+import logging
+import ssl
+import time
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -14,17 +17,37 @@ from urllib.parse import urlsplit
 from plugrl_protocol.errors import Close, MisuseError, WireError, close_too_big
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable, Sequence
 
 Library: TypeAlias = Literal["websockets", "picows"]
 HEALTH_PATH = "/healthz"
 # glibc learns from freed blocks of up to 32 MiB.
 _LARGE_BLOCK_BYTES = 31 * 2**20
+_REFUSALS_EVERY_S = 60.0
+_MOST_REFUSED = 256
+
+logger = logging.getLogger(__name__)
 
 
 class ConnectFailedError(WireError, ConnectionError):
     """One attempt to connect failed in a way that a later attempt may not."""
+
+
+def connect_failed(url: str, error: BaseException) -> ConnectFailedError:
+    """Word a failed attempt; where something answered in another way, with the other scheme.
+
+    Args:
+        url: what was tried.
+        error: what a library raised.
+    """
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if url.startswith("wss"):
+        answered = isinstance(error, (ssl.SSLError, ConnectionResetError, EOFError, TimeoutError))
+        hint = "; does the server speak without TLS? Then its address begins with ws://"
+    else:
+        answered = not isinstance(error, OSError)
+        hint = "; does the server speak TLS? Then its address begins with wss://"
+    return ConnectFailedError(text + hint * answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +121,22 @@ def _what_is_wrong(url: str) -> str:
     return "its port is 0" if port == 0 else "it has a fragment" if parts.fragment else ""
 
 
+class Refusals:
+    """Log who was not let in, an address once a minute at most, and never what it showed."""
+
+    def __init__(self) -> None:
+        self._told_s: dict[str, float] = {}
+
+    def tell(self, remote: str, what: str) -> None:
+        """Log one, unless its address was in the log a moment ago, or very many were."""
+        now_s = time.monotonic()
+        told = {at: s for at, s in self._told_s.items() if now_s - s < _REFUSALS_EVERY_S}
+        if remote not in told and len(told) < _MOST_REFUSED:
+            told[remote] = now_s
+            logger.warning("%s was refused with HTTP 401: %s", remote, what)
+        self._told_s = told
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
     """How a server listens."""
@@ -113,6 +152,7 @@ class ServerOptions:
     close_timeout_s: float = 2.0
     ready: Callable[[], bool] = lambda: True
     """Whether the server can infer: what ``/healthz`` answers."""
+    refusals: Refusals = field(default_factory=Refusals, repr=False, compare=False)
 
     @property
     def max_bytes(self) -> int:
@@ -124,12 +164,15 @@ class ServerOptions:
         """How a message over the cap is refused."""
         return close_too_big(self.max_message_mb)
 
-    def admit(self, path: str, authorizations: Sequence[str]) -> tuple[int, str] | None:
+    def admit(
+        self, path: str, authorizations: Sequence[str], remote: str = "a client"
+    ) -> tuple[int, str] | None:
         """Decide on a handshake, before any frame is read.
 
         Args:
             path: what is asked for.
             authorizations: every ``Authorization`` header.
+            remote: who asks, without its port; for the log.
 
         Returns:
             An HTTP status and body to answer with, or None to go on to the WebSocket.
@@ -141,7 +184,10 @@ class ServerOptions:
         # As bytes and in constant time: neither length nor content may leak.
         expected = f"Api-Key {self.api_key}".encode()
         given = "\n".join(authorizations).encode("utf-8", "surrogateescape")
-        return None if hmac.compare_digest(expected, given) else (401, "wrong or missing API key\n")
+        if hmac.compare_digest(expected, given):
+            return None
+        self.refusals.tell(remote, "another API key" if authorizations else "no API key")
+        return 401, "wrong or missing API key\n"
 
 
 class Receiver(Protocol):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import picows
 
 from plugrl_protocol.errors import ABNORMAL, Close, HandshakeError, closed_error
-from plugrl_protocol.links.base import ConnectFailedError
+from plugrl_protocol.links.base import ConnectFailedError, connect_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,8 +122,13 @@ class _ClientListener(picows.WSListener):
     """Put what arrives into a queue."""
 
     def __init__(self) -> None:
+        self.was_connected = False
         self.inbox: queue.SimpleQueue[bytes | str | Close] = queue.SimpleQueue()
         self._joiner = _Joiner(Close(ABNORMAL), None)
+
+    def on_ws_connected(self, transport: picows.WSTransport) -> None:
+        """Called by picows."""
+        self.was_connected = True
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         """Called by picows."""
@@ -187,7 +192,9 @@ async def _open(options: ClientOptions) -> tuple[picows.WSTransport, _ClientList
     except ssl.SSLCertVerificationError as error:
         raise HandshakeError(495) from error
     except (OSError, asyncio.TimeoutError, picows.WSError) as error:
-        raise ConnectFailedError(f"{type(error).__name__}: {error}") from error
+        raise connect_failed(options.url, error) from error
+    if not listener.was_connected:  # picows gives a transport also where nobody agreed to anything
+        raise connect_failed(options.url, EOFError("no valid HTTP response"))
     return transport, listener
 
 

@@ -77,7 +77,9 @@ async def listen(
 def _admit(
     options: ServerOptions, connection: ServerConnection, request: Request
 ) -> Response | None:
-    verdict = options.admit(request.path, request.headers.get_all("Authorization"))
+    given = request.headers.get_all("Authorization")
+    host = _address(connection.remote_address).rpartition(":")[0]
+    verdict = options.admit(request.path, given, host or "a client")
     if verdict is None:
         return None
     status, body = verdict

@@ -27,7 +27,7 @@ from plugrl_protocol.errors import (
     HandshakeError,
     closed_error,
 )
-from plugrl_protocol.links.base import ConnectFailedError
+from plugrl_protocol.links.base import ConnectFailedError, connect_failed
 
 if TYPE_CHECKING:
     from websockets.protocol import Event
@@ -75,7 +75,7 @@ def connect(options: ClientOptions) -> WebsocketsClientLink:
     except ssl.SSLCertVerificationError as error:
         raise HandshakeError(495) from error
     except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, EOFError) as error:
-        raise ConnectFailedError(f"{type(error).__name__}: {error}") from error
+        raise connect_failed(options.url, error) from error
     assert isinstance(connection, _Connection)
     # The server may have closed already; the first receive will tell why.
     with contextlib.suppress(OSError):
