@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -117,6 +118,24 @@ def test_a_client_goes_on_with_the_server_that_replaces_its_own(tmp_path):
         assert "dropped the chunks in flight" in text(client)
         client.send_signal(signal.SIGINT)
         ends_with(client, 130)
+
+
+def test_a_server_that_is_stopped_says_how_it_goes_on(tmp_path):
+    port = free_port()
+    flags = ["--rlightning", "pendulum_sac", "train.torch_threads=1", "--port", port]
+    env = ["classic-v1", "--env.name", "Pendulum-v1", "--num-episodes", "1000000"]
+    with running(tmp_path, "plugrl-run-env-client", *env, "--server-port", port) as client:
+        with running(tmp_path, "plugrl-run-server", *flags) as first:
+            wait_for(first, "connected")
+            wait_for(client, "connected")
+            first.send_signal(signal.SIGINT)
+            ends_with(first, 0)
+        (more,) = re.findall(r"the same command with (.*) goes on", text(first))
+        (step,) = re.findall(r"saved \S+/(\d+)\n", text(first))
+        with running(tmp_path, "plugrl-run-server", *flags, *more.split()) as second:
+            wait_for(second, f"resumed at step {step}\n")
+            wait_for(second, "connected")
+        assert client.poll() is None
 
 
 CERTIFICATE = Path(__file__).parents[1] / "packages/plugrl-protocol/tests/localhost_certificate.pem"

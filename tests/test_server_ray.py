@@ -224,8 +224,9 @@ def test_a_signal_saves_and_leaves_no_process_behind(tmp_path):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) > 3
         process.send_signal(signal.SIGTERM)
-        process.stderr.read()
+        said = process.stderr.read()
         assert process.wait(WAIT_S) == 0
+        assert "the same command with --exp-name a --resume goes on" in said
     client.close()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import shlex
 import socket
 import sys
 import time
@@ -20,6 +21,7 @@ from plugrl_server.cli_args import PROGRAM, Args, Choice, fail, read
 from plugrl_server.common.logging_utils import configure_logging, get_logger
 from plugrl_server.errors import CannotListenError, ServerError
 from plugrl_server.policy.registration import POLICIES
+from plugrl_server.server.trainer_config import Ending
 from rlightning.errors import USER_ERRORS
 
 if TYPE_CHECKING:
@@ -70,17 +72,21 @@ def exit_on_known_error(program: str) -> Iterator[None]:
 
 
 def serve(server: WebSocketAgentServer) -> None:
-    """Run a server until its end.
+    """Run a server until its end; of one that was stopped, say how it goes on.
 
     Raises:
         SystemExit: with 1, the run failed; the log says why.
     """
     try:
-        server.serve_forever()
+        ending = server.serve_forever()
     except BaseException as error:
         if error is server.trainer.error:
             raise SystemExit(1) from None
         raise
+    checkpoints = server.trainer.checkpoints
+    if ending is Ending.INTERRUPTED and checkpoints is not None and checkpoints.has_any():
+        name = shlex.quote(checkpoints.checkpoint_dir.name)
+        _log.info("the same command with --exp-name %s --resume goes on", name)
 
 
 def build_server(choice: Choice, places: Places | None = None) -> WebSocketAgentServer:

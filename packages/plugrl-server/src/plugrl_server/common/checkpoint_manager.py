@@ -93,6 +93,10 @@ class CheckpointManager:
         saved: dict[str, Any] = yaml.safe_load(text)
         return saved
 
+    def has_any(self) -> bool:
+        """Whether something was saved."""
+        return get_latest_checkpoint_step(self.checkpoint_dir) is not None
+
     def has_step(self, step: int) -> bool:
         """Whether there is a whole checkpoint of a step."""
         return step in _steps(self.checkpoint_dir)

@@ -112,7 +112,7 @@ class Trainer:
         self.metrics = RuntimeMetrics()
         self.version = 0
         self.error: BaseException | None = None
-        self._checkpoints, self._reporter = checkpoints, reporter
+        self.checkpoints, self._reporter = checkpoints, reporter
         self._on_ending, self._clock = on_ending, clock
         self._chain_numbers = itertools.count()
         self._inference = Inference(algorithm)
@@ -528,12 +528,12 @@ class Trainer:
         A full disk ends the run with the last save only: for an earlier one there is a next.
         """
         done = threading.Event()
-        if self._checkpoints is None:
+        if self.checkpoints is None:
             # `should_save` turns false when a checkpoint is created.
             self.algorithm.create_checkpoint()
             done.set()
             return done
-        checkpoint, manager = self.checkpoint(), self._checkpoints
+        checkpoint, manager = self.checkpoint(), self.checkpoints
 
         def write() -> None:
             try:
@@ -582,7 +582,7 @@ class Trainer:
         """Save next to the earlier checkpoints, none of which goes; in the learner's thread."""
         try:
             with self._turn_lock:
-                step, manager = self.algorithm.global_step, self._checkpoints
+                step, manager = self.algorithm.global_step, self.checkpoints
                 if manager is not None and not manager.has_step(step):
                     where = manager.save_checkpoint(self.checkpoint(), prune=False)
                     _log.warning("saved %s as the failure left it", where)
