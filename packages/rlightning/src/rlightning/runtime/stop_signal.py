@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +25,8 @@ _log = get_logger("runtime.stop")
 class StopSignal:
     """A stop request; as a context manager it listens for SIGINT and SIGTERM.
 
-    The first signal asks the run to save and end; a second one ends the process at once.
+    The first signal asks the run to save and end; a second one ends the process at once, or, at a
+    prompt and in a notebook, the call with `KeyboardInterrupt`.
 
     Args:
         signals: what to listen for; nothing where another process passes the request on.
@@ -64,6 +66,8 @@ class StopSignal:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            if hasattr(sys, "ps1"):  # a prompt or a notebook, whose variables are the user's
+                raise KeyboardInterrupt
             os._exit(_EXIT_CODE_OF_A_SECOND_SIGNAL)
         self.request()  # before logging, so that a second signal meanwhile counts as one
         name, call = signal.Signals(number).name, _call_of_an_environment(frame)
