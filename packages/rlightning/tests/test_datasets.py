@@ -478,8 +478,8 @@ def test_further_observations_are_left_out_and_numbers_take_the_environment_s_dt
     [
         (VECTOR, spaces.Box(-1, 1, (4,)), r"takes actions Box.*\(4,\).*has actions float32\[2\]"),
         (VECTOR, spaces.Discrete(3), r"takes actions Discrete\(3\).*has actions float32\[2\]"),
-        (spaces.Box(-1, 1, (5,)), BOX, r"observes Box.*\(5,\).*no fitting the observation"),
-        (spaces.Dict({"x": VECTOR, "y": BOX}), BOX, r"no fitting x .*y .*are one \(float32"),
+        (spaces.Box(-1, 1, (5,)), BOX, r"observes Box.*\(5,\).*nothing to fit the observation"),
+        (spaces.Dict({"x": VECTOR, "y": BOX}), BOX, r"nothing to fit x .*y .*are \(float32"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_both_sides_named(

@@ -95,11 +95,11 @@ class Fit:
             or not np.can_cast(have[source[path]].dtype, field.dtype, "same_kind")
         ]
         if wrong:
-            listed = ", ".join(f"{'.'.join(path) or 'one'} ({f})" for path, f in have.items())
+            listed = ", ".join(f"{'.'.join(path)} ({f})".lstrip() for path, f in have.items())
             raise ConfigError(
                 f"the environment observes {self._observation_space}; the dataset "
-                f"{self.dataset.path} has no fitting {', '.join(wrong)}: its observations are "
-                f"{listed or 'none that are numbers'}{_videos(self.dataset)}"
+                f"{self.dataset.path} has nothing to fit {', '.join(wrong)}: its observations "
+                f"are {listed or 'none that are numbers'}{_videos(self.dataset)}"
             )
         return source
 
