@@ -207,6 +207,16 @@ def test_the_client_side_runs_on_the_lowest_versions_it_asks_for(make_environmen
     run(python.parent / "plugrl-run-env-client", "classic-v1", "--help")
 
 
+TRAINER_SIDE = ("plugrl-protocol", "plugrl-envs", "rlightning", "plugrl-server")
+
+
+def lend(python):
+    """Let an environment see the running interpreter's packages after its own; return its own."""
+    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
+    (packages / "lent.pth").write_text(f"{site.getsitepackages()[0]}\n")
+    return packages
+
+
 @pytest.fixture(scope="module")
 def trainer(make_environment):
     """An environment with the trainer's wheels, over the packages of the running interpreter.
@@ -214,13 +224,27 @@ def trainer(make_environment):
     A path file lends it torch and the rest without installing them again; editable installs are not
     seen through it, so that the wheels are what is imported.
     """
-    names = ("plugrl-protocol", "plugrl-envs", "rlightning", "plugrl-server")
-    python = make_environment(sys.executable, *names, no_deps=True)
-    (packages,) = python.parent.parent.glob("lib/python*/site-packages")
-    (packages / "lent.pth").write_text(f"{site.getsitepackages()[0]}\n")
+    python = make_environment(sys.executable, *TRAINER_SIDE, no_deps=True)
+    packages = lend(python)
     where = run(python, "-c", "import rlightning; print(rlightning.__file__)").strip()
     assert where.startswith(str(packages))
     return python
+
+
+def test_the_trainer_runs_on_the_lowest_versions_it_asks_for(make_environment, tmp_path):
+    """Beside the torch of the running interpreter: there is one build of it for every machine."""
+    least = [item for item in lowest_versions(*TRAINER_SIDE) if not item.startswith("torch==")]
+    python = make_environment(sys.executable, *TRAINER_SIDE, no_deps=True)
+    lend(python)
+    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(*pip, *least)
+    version = run(python, "-c", "import tensordict; print(tensordict.__version__)").strip()
+    assert f"tensordict=={version.removesuffix('.0')}" in least, "its own, not the lent one"
+    program = python.parent / "rlightning"
+    small = ("train.max_epochs=1", "train.eval_episodes=1", "verbose=false", "log.name=least")
+    run(program, "train", "cartpole_ppo", *small, f"log.log_dir={tmp_path}")
+    run(program, "eval", tmp_path / "cartpole" / "least", "--episodes", "1")
+    run(python.parent / "plugrl-run-server", "--help")
 
 
 @pytest.mark.parametrize(
