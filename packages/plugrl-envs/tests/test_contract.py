@@ -138,6 +138,85 @@ def test_whole_numbers_of_another_dtype_are_taken(space, value):
     assert np.array_equal(env.reset()[0][0], value)
 
 
+class Later(Told):
+    """Returns what it is told to from the third step on."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        return self.on_step if self.steps > 2 else step()
+
+
+LATER = [
+    (step(0, np.zeros((1, 4))), r"observation of Later.step\(\) is float64 of shape \(1, 4\); its"),
+    (step(0, 1.0), r"is float 1.0; its space has the shape \(4,\)"),
+    (step(1, "1.5"), r"the reward of Later.step\(\) is str '1.5'; expected a number"),
+    (step(1, None), r"the reward of Later.step\(\) is NoneType None; expected a number"),
+    (step(2, None), r"terminated of Later.step\(\) is NoneType None; expected a bool"),
+    (step(4, None), r"the info of Later.step\(\) is NoneType None; expected a map"),
+    (step()[:4], r"Later.step\(\) returned 4 values .*; expected the five"),
+]
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("found", "complaint"), LATER, ids=[str(n) for n in range(len(LATER))])
+def test_a_later_step_that_breaks_the_contract_is_named_too(found, complaint, vectorization):
+    right = step()
+
+    def made_there():  # a worker cannot import this file
+        env = gym.make("CartPole-v1").unwrapped
+        env.__class__ = type("Later", (type(env),), {})
+        steps = iter([right, right])
+        env.step = lambda action: next(steps, found)
+        return env
+
+    make = made_there if vectorization == "async" else functools.partial(Later, on_step=found)
+    env = make_vec(make, 1, vectorization=vectorization)
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step([0])
+    with pytest.raises(EnvWorkerError, match=f"environment 0 failed during step: .*{complaint}"):
+        env.step([0])
+    env.close()
+
+
+def test_a_wrapper_that_breaks_the_contract_is_named():
+    class Pair(gym.ObservationWrapper):
+        observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        shows = slice(2)
+
+        def observation(self, observation):
+            return observation[self.shows]  # one number fits only by being repeated
+
+    step_ends = (np.zeros(4), 1.0, True, False, {})
+    for on_step, call in ((step(), "step"), (step_ends, "step"), (step(), "reset")):
+        env = make_vec(functools.partial(Told, on_step=on_step), 1, wrappers=[Pair])
+        env.reset(seed=0)
+        env.step([0])
+        env.env.envs[0].shows = slice(1)
+        with pytest.raises(EnvWorkerError, match=rf"of Pair.{call}\(\) is float\d\d of shape \(1,"):
+            env.step([0]) if call == "step" else env.reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (spaces.Dict(a=BOX, b=spaces.Discrete(3)), {"a": np.ones(4), "b": 2, "more": "x"}),
+        (spaces.Tuple([BOX, BOX]), (np.ones(4), [0.0, 0.5, 1.0, 0.0])),
+        (spaces.Discrete(3), np.array(2)),
+        (spaces.Discrete(3), np.uint8(2)),
+        (BOX, [0.0, 0.5, 1.0, 0.0]),
+    ],
+)
+def test_what_fits_is_taken_at_every_step(space, value):
+    found = (value, np.ones(1, np.float32), np.bool_(False), 0, {})
+    env = make_vec(functools.partial(Told, [(value, {})], found, space), 1)
+    env.reset(seed=0)
+    for _ in range(3):
+        assert env.step([0])[1].tolist() == [1.0]
+
+
 def test_later_steps_are_the_environments_own():
     env = make_vec(functools.partial(Told, on_step=step()), 1)
     env.reset()

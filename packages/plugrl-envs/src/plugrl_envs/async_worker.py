@@ -90,7 +90,7 @@ class _Worker:
         shared, index = self._shared, self._index
         if shared is None:
             raise RuntimeError("step before attach")
-        observation, reward, terminated, truncated, info = self._env.step(action)
+        observation, reward, terminated, truncated, info = self._row.step(action)
         if terminated or truncated:
             write_row(shared.final_obs, index, observation)
             final_info = info

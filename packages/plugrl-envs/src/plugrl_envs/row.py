@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from plugrl_envs.contract import check_reset, check_step
+from plugrl_envs.contract import QuickLook, check_reset, check_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,12 @@ class Row:
         env: the environment.
     """
 
-    __slots__ = ("_base", "_options", "_resets", "_resets_expected", "_warned", "env")
+    __slots__ = ("_base", "_is_right", "_options", "_resets", "_resets_expected", "_warned", "env")
 
     def __init__(self, env_fn: Callable[[], gym.Env[Any, Any]]) -> None:
         self.env = env_fn()
         self._base = self.env.unwrapped
+        self._is_right = QuickLook(self.env.observation_space)
         self._resets = 0
         self._resets_expected = 0
         self._warned = False
@@ -54,7 +55,7 @@ class Row:
             return found
 
         def first_step(*args: Any, **kwargs: Any) -> Any:
-            base.step = step  # type: ignore[method-assign]  # later steps cost nothing
+            base.step = step  # type: ignore[method-assign]  # later ones are looked at in `step`
             found = step(*args, **kwargs)
             check_step(base, found)
             return found
@@ -63,16 +64,36 @@ class Row:
         base.reset = watched_reset  # type: ignore[method-assign]
         base.step = first_step  # type: ignore[method-assign]
 
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Step, and return Gymnasium's five values.
+
+        Raises:
+            EnvResultError: the environment returned something else.
+        """
+        found = self.env.step(action)
+        if not self._is_right(found):
+            check_step(self.env, found, self._name())
+        return found
+
+    def _name(self) -> str:
+        """Return what decides how observations look: the environment, or its outermost wrapper."""
+        env, base = self.env, self._base
+        shows_bases = env.observation_space is base.observation_space
+        return type(base if shows_bases else env).__name__
+
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         """Reset and return the first observation and its info; `restart` keeps the options."""
         self._options = options
         result = self.env.reset(seed=seed, options=options)
+        check_reset(self.env, result, self._name())
         self._resets_expected = self._resets
         return result
 
     def restart(self) -> tuple[Any, dict[str, Any]]:
         """Reset after an episode's end; warn once if the environment had reset itself already."""
         result = self.env.reset(options=self._options)
+        if not self._is_right.sees(result[0]):
+            check_reset(self.env, result, self._name())
         if self._resets > self._resets_expected + 1 and not self._warned:
             self._warned = True
             warnings.warn(

@@ -105,8 +105,8 @@ class SyncRows(gym.vector.VectorEnv[Any, Any, Any]):
         nested, index = self._nested, 0
         each = action_rows(self.single_action_space, actions)
         try:
-            for index, (env, action) in enumerate(zip(self.envs, each, strict=True)):
-                observation, reward, terminated, truncated, row_info = env.step(action)
+            for index, (row, action) in enumerate(zip(self._rows, each, strict=True)):
+                observation, reward, terminated, truncated, row_info = row.step(action)
                 if terminated or truncated:
                     observation, row_info = self._restart(index, observation, row_info, info)
                 if nested:
