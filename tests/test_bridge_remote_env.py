@@ -212,7 +212,6 @@ def test_a_start_without_enough_clients_says_so():
         ("clients in 2 of 2 rows", []),
         ("the first client", ["env.task=none", f"+env.action_space={SPACE}"]),
     ],
-    ids=["rows", "first"],
 )
 def test_a_command_to_which_no_client_comes_says_what_it_waits_for_and_ends_without_a_traceback(
     missing, overrides, tmp_path, monkeypatch, capsys
