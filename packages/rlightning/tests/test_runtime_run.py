@@ -143,12 +143,13 @@ def test_a_signal_elsewhere_waits_for_no_environment(caplog):
 
 def test_at_a_prompt_a_second_signal_ends_the_call_and_not_the_session(monkeypatch):
     monkeypatch.setattr(sys, "ps1", "In [1]: ", raising=False)
+    before = signal.getsignal(signal.SIGINT)
     with StopSignal() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_outside_the_main_thread_signals_are_left_alone():
