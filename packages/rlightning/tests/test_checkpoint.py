@@ -71,6 +71,12 @@ def test_what_was_saved_is_loaded(tmp_path):
     ]
 
 
+def test_a_path_may_be_text(tmp_path):
+    path = save(tmp_path, "epoch_1")
+    assert load_checkpoint(str(find_checkpoint(str(tmp_path)))).epoch == 1
+    assert load_weights(str(path)).keys() == load_weights(path).keys()
+
+
 def test_the_manifest_says_what_wrote_it_and_hashes_every_file(tmp_path):
     path = save(tmp_path, "epoch_1")
     manifest = json.loads((path / "manifest.json").read_text())

@@ -21,6 +21,7 @@ import errno
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import re
 import shutil
@@ -36,7 +37,6 @@ from rlightning.types import to_device
 from rlightning.utils.logger import get_logger
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Callable
 
 __all__ = [
@@ -182,7 +182,7 @@ def _has_parts(path: pathlib.Path) -> bool:
     return any((path / name).is_file() for name in (_MANIFEST, _WEIGHTS, _TRAINING))
 
 
-def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
+def find_checkpoint(where: str | pathlib.Path) -> pathlib.Path:
     """Return the checkpoint directory that `where` means.
 
     Args:
@@ -192,6 +192,7 @@ def find_checkpoint(where: pathlib.Path) -> pathlib.Path:
     Raises:
         CheckpointError: there is none.
     """
+    where = pathlib.Path(where)
     _recover(where.parent)
     if where.suffix == ".pt" and where.with_suffix("").is_dir():
         where = where.with_suffix("")
@@ -227,13 +228,13 @@ def remove_checkpoint(path: pathlib.Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def load_checkpoint(path: pathlib.Path) -> Checkpoint:
+def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
     """Load a checkpoint directory; executes no code from it.
 
     Raises:
         CheckpointError: a file is missing, damaged, or holds more than plain data.
     """
-    return _read_whole(path, _read_checkpoint)
+    return _read_whole(pathlib.Path(path), _read_checkpoint)
 
 
 def _read_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -248,9 +249,9 @@ def _read_checkpoint(path: pathlib.Path) -> Checkpoint:
     )
 
 
-def load_weights(path: pathlib.Path) -> dict[str, Any]:
+def load_weights(path: str | pathlib.Path) -> dict[str, Any]:
     """Load only the weights of a checkpoint directory; see `load_checkpoint`."""
-    return _read_whole(path, _read_weights)
+    return _read_whole(pathlib.Path(path), _read_weights)
 
 
 def _read_weights(path: pathlib.Path) -> dict[str, Any]:
