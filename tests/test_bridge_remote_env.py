@@ -289,7 +289,7 @@ def test_a_row_that_nobody_takes_ends_the_run_with_its_name():
             with together(dies.die):
                 env._reset()
                 env._step(respond(env))
-            with pytest.raises(EnvWorkerError, match=r"1 of 2 rows .* raise row_timeout_s"):
+            with pytest.raises(EnvWorkerError, match=r"1 of 2 .* raise row_timeout_s. --resume"):
                 step_for_ever(env)
             env.close()
 

@@ -402,6 +402,7 @@ class RemoteHub:
                 f"{len(free)} of {table.rows} rows at {self.address} have had no client for "
                 f"{limit_s:g} s (rows {', '.join(map(str, free[:8]))}); start more clients "
                 f"({self.command}), lower num_envs, or raise {key}"
+                + (". --resume goes on where the run stopped" if table.has_started else "")
             )
 
     def _say_who_is_missing(self, who: str, since_s: float, now_s: float) -> None:
