@@ -14,15 +14,17 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def commit() -> str:
-    """Return the commit of the code under test, marked where files differ from it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=pathlib.Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+    """Return the commit of the code under test, marked where files but results differ from it."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        root = pathlib.Path(__file__).parent.parent
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    others = (":!benchmarks/results", ":!docs/reference/results.md")
+    is_dirty = git("status", "--porcelain", "--untracked-files=no", "--", ".", *others)
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + ("-dirty" if is_dirty else "")
 
 
 def machine() -> dict:
