@@ -90,8 +90,8 @@ RUNS = {
     "the README's policy": [
         "cartpole_ppo",
         *ON_POLICY,
-        "imports=[tiny_policy]",
-        "policy.type=TinyActorCritic",
+        "imports=[policy_on_devices]",
+        "policy.type=OnDevicesActorCritic",
     ],
     "PPO": ["cartpole_ppo", *ON_POLICY],
     "SAC": ["pendulum_sac", *OFF_POLICY],
@@ -151,7 +151,8 @@ def check_training(pretend_cuda, tmp_path, monkeypatch, arguments):
     demonstrate(tmp_path / "demonstrations")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     own_policy = readme.split("<!-- file: tiny_policy.py -->\n```python\n")[1].split("```")[0]
-    (tmp_path / "tiny_policy.py").write_text(own_policy, encoding="utf-8")
+    own_policy = own_policy.replace("TinyActorCritic", "OnDevicesActorCritic")  # known in one test
+    (tmp_path / "policy_on_devices.py").write_text(own_policy, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     trained = set()
     train = base_policy.BasePolicy._train
