@@ -7,9 +7,10 @@ the weights stand still for good.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from plugrl_server.common.trees import leaves, take
+from rlightning.ops.outliers import find_usual_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,15 +19,11 @@ if TYPE_CHECKING:
 
 __all__ = ["usual_rows", "usual_transitions"]
 
-_TOO_FAR: Final = 1e4
-
 
 def usual_rows(rows: Tensor, known: RunningMeanStd) -> Tensor:
     """Return the rows that statistics may learn from, ``[m, *shape]``.
 
-    A number is unusual if its distance from the batch's median exceeds 10,000 times all of: 1, the
-    median, the median distance, and the spread so far. So most rows of a batch are usual whatever
-    its scale is, and a sensor that was silent may begin to speak.
+    See `find_usual_rows`.
 
     Args:
         rows: ``[n, *shape]``, finite.
@@ -34,12 +31,12 @@ def usual_rows(rows: Tensor, known: RunningMeanStd) -> Tensor:
     """
     flat = rows.reshape(len(rows), -1)
     mean, std = known.mean.reshape(-1).to(flat), known.std.reshape(-1).to(flat)
-    usual = _usual(flat, mean, std)
+    usual = find_usual_rows(flat, mean, std)
     return rows if usual is None else rows[usual]
 
 
 def usual_transitions(batch: Any) -> Any:
-    """Leave out the transitions whose states are unusual in their batch; see `usual_rows`.
+    """Leave out the transitions whose states are unusual in their batch; see `find_usual_rows`.
 
     Args:
         batch: tensors ``[n, ...]`` by name, of which ``obs`` and ``next_obs`` are looked at.
@@ -47,18 +44,7 @@ def usual_transitions(batch: Any) -> Any:
     for _, leaf in (*leaves(batch["obs"]), *leaves(batch["next_obs"])):
         if leaf.is_floating_point():
             flat = leaf.reshape(len(leaf), -1)
-            usual = _usual(flat, flat.new_zeros(()), flat.new_zeros(()))
+            usual = find_usual_rows(flat, flat.new_zeros(()), flat.new_zeros(()))
             if usual is not None:
                 return usual_transitions(take(batch, usual))
     return batch
-
-
-def _usual(flat: Tensor, mean: Tensor, std: Tensor) -> Tensor | None:
-    """Tell which rows of ``[n, d]`` are usual, bool ``[n]``; None: all of them, or none."""
-    if bool(((flat - mean).abs() <= _TOO_FAR * std.clamp(min=1.0)).all()):
-        return None  # as nearly always, and known in a tenth of the time
-    middle = flat.median(dim=0).values
-    distance = (flat - middle).abs()
-    scale = middle.abs().maximum(distance.median(dim=0).values).maximum(std).clamp(min=1.0)
-    usual = (distance <= _TOO_FAR * scale).all(dim=1)
-    return usual if bool(usual.any()) and not bool(usual.all()) else None
