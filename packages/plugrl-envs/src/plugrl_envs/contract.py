@@ -9,7 +9,7 @@ import numpy as np
 
 from plugrl_envs.errors import EnvResultError
 
-__all__ = ["QuickLook", "check_reset", "check_step"]
+__all__ = ["QuickLook", "check_reset", "check_step", "describe"]
 
 _ARRAYS = (gym.spaces.Box, gym.spaces.MultiBinary, gym.spaces.MultiDiscrete)
 _WHOLE = frozenset({int, np.int64, np.int32})
@@ -77,7 +77,7 @@ def check_reset(env: gym.Env[Any, Any], found: Any, name: str = "") -> None:
     where = f"{name or type(env).__name__}.reset()"
     if not isinstance(found, tuple) or len(found) != 2:
         raise EnvResultError(
-            f"{where} returned {_describe(found)}; expected the two values (observation, info)"
+            f"{where} returned {describe(found)}; expected the two values (observation, info)"
         )
     _check_observation(env.observation_space, found[0], f"the observation of {where}")
     _check_info(found[1], where)
@@ -97,17 +97,17 @@ def check_step(env: gym.Env[Any, Any], found: Any, name: str = "") -> None:
     where = f"{name or type(env).__name__}.step()"
     if not isinstance(found, tuple) or len(found) != 5:
         raise EnvResultError(
-            f"{where} returned {_describe(found)}; expected the five values (observation, reward, "
+            f"{where} returned {describe(found)}; expected the five values (observation, reward, "
             "terminated, truncated, info). A single `done` is told apart: terminated where the "
             "task is over, truncated where only the time is"
         )
     observation, reward, terminated, truncated, info = found
     _check_observation(env.observation_space, observation, f"the observation of {where}")
     if np.prod(_shape(reward)) != 1 or np.asarray(reward).dtype.kind not in "fiub":
-        raise EnvResultError(f"the reward of {where} is {_describe(reward)}; expected a number")
+        raise EnvResultError(f"the reward of {where} is {describe(reward)}; expected a number")
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if _shape(flag) != () or np.asarray(flag).dtype.kind not in "biu":
-            raise EnvResultError(f"{name} of {where} is {_describe(flag)}; expected a bool")
+            raise EnvResultError(f"{name} of {where} is {describe(flag)}; expected a bool")
     _check_info(info, where)
 
 
@@ -116,24 +116,24 @@ def _check_observation(space: gym.Space[Any], observation: Any, what: str) -> No
         keys = set(observation) if isinstance(observation, dict) else None
         if keys is None or not keys.issuperset(space.spaces):
             raise EnvResultError(
-                f"{what} is {_describe(observation)}; its space has the keys {list(space.spaces)}"
+                f"{what} is {describe(observation)}; its space has the keys {list(space.spaces)}"
             )
         for key, part in space.spaces.items():
             _check_observation(part, observation[key], f"{key!r} in {what}")
     elif isinstance(space, gym.spaces.Tuple):
         if not isinstance(observation, (tuple, list)) or len(observation) != len(space.spaces):
             raise EnvResultError(
-                f"{what} is {_describe(observation)}; its space has {len(space.spaces)} parts"
+                f"{what} is {describe(observation)}; its space has {len(space.spaces)} parts"
             )
         for index, (part, value) in enumerate(zip(space.spaces, observation, strict=True)):
             _check_observation(part, value, f"part {index} of {what}")
     elif isinstance(space, _ARRAYS) and _shape(observation) != space.shape:
         raise EnvResultError(
-            f"{what} is {_describe(observation)}; its space has the shape {space.shape}"
+            f"{what} is {describe(observation)}; its space has the shape {space.shape}"
         )
     elif _would_change(observation, space.dtype):
         raise EnvResultError(
-            f"{what} is {_describe(observation)}; its space holds {space.dtype}, where its values "
+            f"{what} is {describe(observation)}; its space holds {space.dtype}, where its values "
             "would be others. Give the space the dtype that the environment returns"
         )
 
@@ -149,7 +149,7 @@ def _would_change(observation: Any, dtype: Any) -> bool:
 
 def _check_info(info: Any, where: str) -> None:
     if not isinstance(info, dict):
-        raise EnvResultError(f"the info of {where} is {_describe(info)}; expected a map")
+        raise EnvResultError(f"the info of {where} is {describe(info)}; expected a map")
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -160,7 +160,8 @@ def _shape(value: Any) -> tuple[int, ...]:
     return shape
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Name what was found, short: its type with its shape, its parts or its beginning."""
     if isinstance(value, tuple):
         return f"{len(value)} values ({', '.join(type(item).__name__ for item in value)})"
     if isinstance(value, np.ndarray):

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from plugrl_env_client.errors import EnvContractError
 from plugrl_env_client.utils.observation import Observation
 from plugrl_env_client.utils.wrappers import VectorWrapper
+from plugrl_envs.contract import describe
 
 if TYPE_CHECKING:
     import gymnasium as gym
@@ -189,12 +190,4 @@ def _info(info: Any, what: str) -> dict[str, Any]:
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, tuple):
-        kinds = ", ".join(type(item).__name__ for item in value)
-        return f"{len(value)} values ({kinds})"
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype} of shape {value.shape}"
-    if isinstance(value, Observation):
-        return repr(value)
-    text = repr(value)
-    return f"{type(value).__name__} {text[:60]}{'...' if len(text) > 60 else ''}"
+    return repr(value) if isinstance(value, Observation) else describe(value)
